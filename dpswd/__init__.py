@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dpswd.public_client.adaptation.published import PublishedHospital
     from dpswd.public_client.curator.stub import Curator
     from dpswd.public_client.generation import Generator, Replayed, load_generator
-    from dpswd.public_client.ladder.adapt import Adapted, adapt, plan_ladder
+    from dpswd.public_client.ladder.adapt import adapt, plan_ladder
+    from dpswd.public_client.ladder.adapted import Adapted
     from dpswd.public_client.methods import (
         Adapter,
         AllWeights,
@@ -64,7 +65,8 @@ _MODULES = {
     "dpswd.private_curator.storage.home_directory": ("HomeDirectory",),
     "dpswd.shared.core.mechanisms.interface": ("Mechanism",),
     "dpswd.public_client.adaptation.combined": ("CombinedAdaptation",),
-    "dpswd.public_client.ladder.adapt": ("Adapted", "adapt", "plan_ladder"),
+    "dpswd.public_client.ladder.adapt": ("adapt", "plan_ladder"),
+    "dpswd.public_client.ladder.adapted": ("Adapted",),
     "dpswd.public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
     "dpswd.public_client.adaptation.federation": ("Federation",),
     "dpswd.public_client.adaptation.hospital": ("Hospital",),

@@ -17,6 +17,13 @@ def small(name, **settings):
     return kind(**{key: value for key, value in _SMALL.items() if key in known} | settings)
 
 
+def require_all_asked(served, method, steps):
+    """Every step was asked once; of normalisation as many as its answers left something to ask for. How many."""
+    drawn = served.curator.steps_charged
+    assert 0 < drawn <= steps if method == "normalisation" else drawn == steps
+    return drawn
+
+
 @contextmanager
 def hardly_refusing():
     """In a test of all methods hospitals are small, some of them too small for pseudo-labels to begin."""

@@ -194,24 +194,28 @@ class Enrolled:
             if first is not None:
                 raise InvalidValue("a second operator has a credential")
         else:
-            if enrolled and self.keys.get(name) != credential:
+            if enrolled and not self.counts(name, credential):
                 raise InvalidValue(f"the credential {credential[:16]} of {name!r} is not one that is enrolled here")
             if previous:
                 _verify(by, _signed(kind, payload, by, previous))
         if first is not None:
-            if self.problem(first, by=name, credential=credential, enrolled=enrolled):
-                raise InvalidValue(self.problem(first, by=name, credential=credential, enrolled=enrolled))
+            if problem := self.problem(first, by=name, credential=credential, enrolled=enrolled):
+                raise InvalidValue(problem)
             if kind not in SECONDED.get(first["act"], ()):
                 raise InvalidValue(f"what {first['operator']!r} wanted was {first['act']!r}, not {kind!r}")
             if not try_only:
                 self._done.add(first["nonce"])
+
+    def counts(self, name: str, credential: str | None) -> bool:
+        """Whether this is the credential by which an operator of this name is enrolled."""
+        return credential is not None and self.keys.get(name) == credential
 
     def problem(self, wish: Mapping[str, Any], *, by: str, credential: str | None, enrolled: bool = True) -> str:
         """Why a wish of another operator may not be done by this one; empty where it may."""
         name = wish["operator"]
         if name == by or wish["credential"] == credential:
             return f"{name!r} wants it already; another operator does it"
-        if enrolled and self.keys.get(name) != wish["credential"]:
+        if enrolled and not self.counts(name, wish["credential"]):
             return f"{name!r} is not enrolled with the credential that wants it"
         if wish["ledger"] != self.ledger or wish["nonce"] in self._done:
             return "it is another ledger's, or was done already"

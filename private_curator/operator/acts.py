@@ -144,7 +144,7 @@ def check_enrolled(home: HomeDirectory, known: Enrolled) -> None:
         SettingsError: operators are enrolled, and who acts is none of them.
     """
     by = home.acting
-    if known.keys and (by.credential is None or known.keys.get(by.name) != by.credential):
+    if known.keys and not known.counts(by.name, by.credential):
         raise SettingsError(
             f"this ledger has operators ({', '.join(sorted(known.keys))}), and {by.name!r} has shown the credential "
             "of none: give yours with --credential FILE"

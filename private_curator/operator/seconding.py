@@ -55,7 +55,7 @@ def seconded(
         yield home
         return
     by = home.acting
-    if len(known.keys) < 2 or by.credential is None or known.keys.get(by.name) != by.credential:
+    if len(known.keys) < 2 or not known.counts(by.name, by.credential):
         raise SettingsError(
             f"{act} takes two operators (operators.second), each with a credential: {len(known.keys)} are enrolled, "
             f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "

@@ -155,9 +155,7 @@ def _plan_ladder(
     """What the ladder may ask and cost, for the ready network of the hospital's records."""
     from dpswd.public_client.data.networks import ready_network
     from dpswd.public_client.ladder.adapt import ladder_for
-    from dpswd.public_client.ladder.rungs import declarable_of
-    from dpswd.public_client.plans.declarable import quoted
-    from dpswd.public_client.training.method import Method
+    from dpswd.public_client.ladder.rungs import admits
     from dpswd.public_client.training.sites import Model
 
     if epsilon is None:
@@ -168,12 +166,7 @@ def _plan_ladder(
         ladder = ladder_for(
             model, hospital, record_shape=told.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
         )
-        admitted = True
-        if ask:
-            first = next(iter(ladder.plans.values()))
-            assert isinstance(first.method, Method), "a rung's method trains"
-            ready = declarable_of(first.method, model, told.record_shape)
-            admitted = quoted(hospital.curator, ready, first)[1].fits
+        admitted = not ask or admits(hospital.curator, next(iter(ladder.plans.values())), model)
     fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= told.remaining * (1.0 + 1e-9)
     room = f"epsilon {rounded(told.remaining, up=False)} is left now"
     room += "; the curator would admit it now (asked; nothing was spent)" * (fits and ask)

@@ -31,7 +31,8 @@ from dpswd.public_client.data.source import collect
 from dpswd.public_client.experiments.baselines import PENALTIES, train_local
 from dpswd.public_client.experiments.best import check_comparable, check_room, deliver_best, refuse_own_target
 from dpswd.public_client.experiments.file import LADDER
-from dpswd.public_client.ladder.adapt import AdaptedEach, adapt
+from dpswd.public_client.ladder.adapt import adapt
+from dpswd.public_client.ladder.adapted import AdaptedEach
 from dpswd.public_client.methods import METHODS, Method, Replay
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.control import control

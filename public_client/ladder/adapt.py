@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.federation import Federation
@@ -20,238 +18,36 @@ from dpswd.public_client.adaptation.published import PublishedHospital
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.ladder import words
+from dpswd.public_client.ladder.adapted import SEEN, Adapted, AdaptedEach, Answer
 from dpswd.public_client.ladder.pricing import budgets_of, priced_together
 from dpswd.public_client.ladder.rungs import (
     GLANCE,
-    LABELS,
     LAYERS,
     SHARES,
     VIEWS,
     Ladder,
+    admits,
     applicable,
-    declarable_of,
     sized_plan,
 )
 from dpswd.public_client.ladder.whole_model import as_batches, split
-from dpswd.public_client.methods.comparison import Asked, Comparison, plan_comparison
-from dpswd.public_client.methods.normalisation import KEPT, LayersRun, Normalisation
+from dpswd.public_client.methods.comparison import plan_comparison
+from dpswd.public_client.methods.normalisation import LayersRun, Normalisation
 from dpswd.public_client.normalisation.verdict import UNDECIDED
-from dpswd.public_client.plans.declarable import quoted
-from dpswd.public_client.plans.measured import measured_alike
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNCHANGED, UNEXPLAINED
-from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import ALONE, Model, Site
-from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, DpswdError, InvalidValue, PrivacyError, ProtocolError
+from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, InvalidValue, PrivacyError, ProtocolError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _SHOWN = 256  # source records by which a model is split and its layers are found
-_LADDER, _COMPARISON = "ladder.json", "comparison.json"
+_LADDER = "ladder.json"
 _MODELS = 2  # of a comparison
-OWN, CHANGED = "own", "changed"
-"""Models of a comparison; the team's own wins a draw."""
-SEEN = "channels moved"
-"""The outcome of a glance that calls for other rungs."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one rung brought.
-
-    Attributes:
-        rung: its name.
-        outcome: of its method: "adapted", "kept", "priors corrected", `SEEN`, `UNEXPLAINED`, ...
-        plain: why, in one plain clause.
-        finding: why, with the evidence.
-        epsilon: charged for it, alone.
-        changed: whether the model is another one after it.
-    """
-
-    rung: str
-    outcome: str
-    plain: str
-    finding: str
-    epsilon: float
-    changed: bool
-
-
-@dataclass
-class Adapted:
-    """A hospital's model: the team's own, or a better one for that hospital.
-
-    Attributes:
-        ladder: what could be asked, and its price.
-        model: extractor and classifier, in evaluation mode.
-        answers: what was asked, in order.
-        ended: why the ladder ended before its last rung; empty where it did not.
-        comparison: with the team's own model on the hospital's labels, where it was asked for.
-        not_compared: why there is none although it was asked for; the changed model is delivered.
-        lost: why a hospital among several was not asked to the end of its first rung; its model is the team's own.
-        history: of the last rung.
-    """
-
-    ladder: Ladder
-    model: Model
-    answers: list[Answer] = field(default_factory=list)
-    ended: str = ""
-    comparison: Comparison | None = None
-    not_compared: DpswdError | None = None
-    lost: DpswdError | None = None
-    history: list[HistoryPoint] = field(default_factory=list)
-
-    @property
-    def outcome(self) -> str:
-        """`CHANGED`, `KEPT`, or `UNEXPLAINED`: something was seen that nothing explains, and the model is kept."""
-        if any(answer.changed for answer in self.answers):
-            return CHANGED if self.comparison is None or self.comparison.winner == CHANGED else KEPT
-        told_by_labels = bool(self.answers) and self.answers[-1].rung == LABELS
-        seen = any(answer.outcome in (SEEN, UNEXPLAINED) for answer in self.answers)
-        return UNEXPLAINED if seen and not told_by_labels else KEPT
-
-    @property
-    def changed(self) -> bool:
-        """Whether this is another model than the team's."""
-        return self.outcome == CHANGED
-
-    @property
-    def module(self) -> nn.Module:
-        """From records to scores, in evaluation mode."""
-        return self.model.whole()
-
-    def predict(self, records: Tensor) -> Tensor:
-        """Classes of records (n, ...): (n,) int64."""
-        device = next(iter(self.module.parameters()), torch.zeros(0)).device
-        with torch.no_grad():
-            scores: Tensor = self.module(records.to(device))
-        return scores.argmax(dim=1)
-
-    def compare(self, own: Model, hospital: Hospital, *, directory: Path | None = None) -> None:
-        """Compares with the team's own model by one private evaluation, **which is charged**, and delivers the winner.
-
-        Args:
-            own: the team's model.
-            hospital: with labels.
-            directory: keeps what was asked, so that a repeat is not charged again.
-        """
-        models = {OWN: own, CHANGED: self.model}
-        path = None if directory is None else directory / _COMPARISON
-        assert self.ladder.comparison is not None, "planned before anything was asked"
-        try:
-            if path is not None and path.exists():
-                asked = Asked.from_json(json.loads(path.read_text(encoding="utf-8")))
-            else:
-                whole = {name: copy.deepcopy(model).whole().cpu() for name, model in models.items()}
-                asked = Asked.of(hospital.curator, whole, self.ladder.comparison)
-                if path is not None:
-                    path.write_text(json.dumps(asked.to_json()), encoding="utf-8")
-            self.comparison = asked.answered(hospital.curator)
-        except DpswdError as error:  # what was paid for is not lost with it
-            self.not_compared = error
-            _log.warning("the models were not compared, and the changed one is delivered: %s", error)
-            return
-        self.model = models[self.comparison.winner]
-
-    def save(self, path: str | Path) -> Path:
-        """Writes the model to one file, graphs and weights (`load_adapted`).
-
-        Args:
-            path: of the file.
-        """
-        plan = self.plan
-        save_adapted(
-            Path(path),
-            extractor=self.model.extractor.cpu(),
-            classifier=self.model.classifier.cpu(),
-            record_shape=plan.record_shape,
-            plan=plan,
-        )
-        return Path(path)
-
-    @property
-    def plan(self) -> Plan:
-        """Of the last rung that was asked."""
-        return self.ladder.plans[self.answers[-1].rung if self.answers else next(iter(self.ladder.plans))]
-
-    def reports(self, site: str) -> list[dict[str, Any]]:
-        """Of each question, plain values in the form of `DomainAdaptation.reports`.
-
-        Args:
-            site: the team's name for the hospital.
-        """
-        if self.lost is not None:
-            state = "refused" if isinstance(self.lost, (PrivacyError, InvalidValue)) else "set aside"
-            told = {"site": site, "rung": "", "state": state, "steps": 0, "planned_steps": 0}
-            told |= {"outcome": "", "plain": ""}
-            reason = f"{type(self.lost).__name__}: {self.lost}"
-            return [told | {"finding": "", "charged_epsilon": 0.0, "reason": reason, "not_compared": None}]
-        found = []
-        not_compared = None if self.not_compared is None else str(self.not_compared)
-        for answer in self.answers:
-            steps = self.ladder.plans[answer.rung].steps
-            own = {"site": site, "rung": answer.rung, "state": "finished", "steps": steps, "planned_steps": steps}
-            own |= {"outcome": answer.outcome, "plain": answer.plain, "finding": answer.finding}
-            found.append(own | {"charged_epsilon": answer.epsilon, "reason": None, "not_compared": not_compared})
-        return found
-
-    def explain(self) -> str:
-        """The evidence of each question: odds, nats, and what they leave."""
-        lines = [f"  {answer.rung:<8} {answer.outcome}; {answer.finding}" for answer in self.answers]
-        return "\n".join(["What the answers are made of:", *lines])
-
-    def __str__(self) -> str:
-        """One plain sentence, what to expect, and then what was asked."""
-        asked = [f"  {one.rung:<8} epsilon {one.epsilon:.3f} alone: {one.plain}" for one in self.answers]
-        lines = [f"{self._head()}.", *self._expected(), *asked]
-        unasked = [name for name in self.ladder.plans if name not in {answer.rung for answer in self.answers}]
-        if unasked:
-            why = f" ({self.ended})" if self.ended else ""
-            lines.append(f"  not asked, and not charged: {', '.join(unasked)}{why}")
-        return "\n".join(lines)
-
-    def _head(self) -> str:
-        where = self.ladder.hospital
-        if self.lost is not None:
-            return f"{where} was left out, and your model stays as it is: {type(self.lost).__name__}: {self.lost}"
-        if self.changed:
-            return f"Your model was changed for {where}: {'; '.join(a.plain for a in self.answers if a.changed)}"
-        if self.outcome == UNEXPLAINED:
-            return f"Your model is kept for {where}, and may be worse there: {words.UNEXPLAINED}"
-        if self.comparison is not None:
-            return f"Your model is kept for {where}: a changed one is no better on the hospital's labels"
-        return f"Your model is kept for {where}: {self.answers[-1].plain if self.answers else self.ended}"
-
-    def _expected(self) -> list[str]:
-        """A gain where it was measured, here or on such data; else that it was not."""
-        if self.comparison is not None:
-            return [f"Measured: {self.comparison}."]
-        if not self.changed:
-            return []
-        if self.not_compared is not None:
-            return [f"Expect: not measured, as the models could not be compared ({self.not_compared})."]
-        if self.answers[-1].rung == LABELS and self.answers[-1].changed:
-            return []  # its own clause says what to expect, from the hospital's labels
-        alike = measured_alike(self.plan)
-        if alike is not None:
-            return [f"Expect: not measured at this hospital; on data like yours, {alike}."]
-        return ["Expect: not measured; evaluate_epsilon (train --keep-best) measures it on the hospital's labels."]
-
-
-class AdaptedEach(dict[str, Adapted]):
-    """What several hospitals were given, by the team's names for them."""
-
-    def __str__(self) -> str:
-        """Which were changed, and then each."""
-        changed = [name for name, own in self.items() if own.changed]
-        kept = [name for name, own in self.items() if not own.changed]
-        groups = [("changed", changed), ("kept", kept)]
-        told = "; ".join(f"{what} for {', '.join(names)}" for what, names in groups if names)
-        return "\n".join([f"Your model was {told}.", *map(str, self.values())])
 
 
 def plan_ladder(
@@ -440,8 +236,7 @@ def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: flo
     method = next(iter(ladder.plans.values())).method
     assert isinstance(method, Method), "a rung's method trains"
     whole = sized_plan(told, method, model, epsilon=epsilon)
-    ready = declarable_of(method, model, told.record_shape)
-    if not quoted(hospital.curator, ready, whole, keep_noise=True)[1].fits:
+    if not admits(hospital.curator, whole, model, keep_noise=True):
         raise BudgetExhausted(requested=epsilon, spent=told.spent, remaining=told.remaining)
 
 

@@ -19,12 +19,13 @@ from typing import Any
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.ladder.pricing import priced_together
 from dpswd.public_client.methods.comparison import Compare
 from dpswd.public_client.methods.normalisation import Normalisation
 from dpswd.public_client.methods.recalibrate import Recalibrate
 from dpswd.public_client.methods.replay import Replay
-from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.declarable import Declarable, quoted
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Model
@@ -170,6 +171,20 @@ def applicable(told: Description, model: Model, *, classes: int) -> tuple[dict[s
 def declarable_of(method: Method, model: Model, record_shape: tuple[int, ...]) -> Declarable:
     """What the curator is asked to evaluate for a model."""
     return method.declarable(model.extractor, record_shape, None, model.classifier)
+
+
+def admits(curator: Curator, plan: Plan, model: Model, *, keep_noise: bool = False) -> bool:
+    """Whether a curator would admit a rung's run for this model now; spends nothing.
+
+    Args:
+        curator: a connection.
+        plan: of the rung.
+        model: extractor and classifier.
+        keep_noise: see `quoted`.
+    """
+    assert isinstance(plan.method, Method), "a rung's method trains"
+    ready = declarable_of(plan.method, model, plan.record_shape)
+    return quoted(curator, ready, plan, keep_noise=keep_noise)[1].fits
 
 
 def sized_plan(told: Description, method: Method, model: Model, *, epsilon: float) -> Plan:

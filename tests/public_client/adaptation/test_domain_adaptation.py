@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_methods import small
+from small_methods import require_all_asked, small
 
 from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.data.datasets import Labelled
@@ -64,13 +64,6 @@ def fit(adaptation, **arguments):
     return adaptation.fit(source_loader(data(), batch_size=32), progress=False, **arguments)
 
 
-def require_all_asked(served, method):
-    """Every step was asked once; of normalisation as many as its answers left something to ask for."""
-    drawn = served.curator.steps_charged
-    assert 0 < drawn <= STEPS if method == "normalisation" else drawn == STEPS
-    return drawn
-
-
 def weights(adaptation):
     modules = (adaptation.target_extractor, adaptation.classifier)
     return [value.clone() for module in modules for value in module.state_dict().values()]
@@ -115,7 +108,7 @@ def test_replay_asks_once_and_tunes_on_public_data(connect, served):
 @pytest.mark.long
 def test_every_method_runs_on_every_device(connect, served, device, method, tmp_path):
     adaptation = fit(model(connect(), method, device=device), checkpoint=tmp_path / "run")
-    require_all_asked(served, method)
+    require_all_asked(served, method, STEPS)
     assert all(value.device.type == device for value in weights(adaptation))
     assert adaptation.predict(data().images).device.type == device
 
@@ -152,7 +145,7 @@ def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, serve
         fit(model(connect(), method), checkpoint=tmp_path / "run")
     assert Checkpoint(tmp_path / "run").begun
     adaptation = fit(model(connect(), method), checkpoint=tmp_path / "run")
-    drawn = require_all_asked(served, method)
+    drawn = require_all_asked(served, method, STEPS)
     assert served.curator.spent == 1.0
     assert adaptation.history[-1].step in (drawn, STEPS)
     kept = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
@@ -174,7 +167,7 @@ def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path,
     with pytest.raises(errors.CuratorFault):
         fit(model(connect(), method), checkpoint=tmp_path / "run")
     adaptation = fit(model(connect(), method), checkpoint=tmp_path / "run")
-    drawn = require_all_asked(served, method)
+    drawn = require_all_asked(served, method, STEPS)
     assert adaptation.history[-1].step in (STEPS - 1, STEPS)
     kept = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
     answered = [entry.payload["step"] for entry in kept if entry.kind == STEP_ANSWERED]
