@@ -138,13 +138,11 @@ def _recurrent(name: str, about: str, gates: int, step: steady.Step) -> Operatio
 
     def apply(x: Sequence[Tensor], at: Attributes, w: Mapping[str, Tensor]) -> Tensor:
         end = f"l{at['layer']}" + ("_reverse" if at["reverse"] else "")
-        # Its parts once and for all: backwards, each index would make zeros for the whole sequence.
-        given = functional.linear(x[0], w[f"weight_ih_{end}"], w.get(f"bias_ih_{end}")).unbind(
-            0
-        )  # t of (gates hidden,)
+        given = functional.linear(x[0], w[f"weight_ih_{end}"], w.get(f"bias_ih_{end}"))  # (t, gates hidden)
         states: tuple[Tensor, ...] = (x[0].new_zeros(at["hidden_size"]),) * (1 + (gates == 4))
         outputs = []
-        for part in reversed(given) if at["reverse"] else given:
+        parts = given.unbind()  # once and for all: backwards, each index would make zeros for the whole sequence
+        for part in reversed(parts) if at["reverse"] else parts:
             kept = functional.linear(states[0], w[f"weight_hh_{end}"], w.get(f"bias_hh_{end}"))
             states = step(part, kept, states)
             outputs.append(states[0])

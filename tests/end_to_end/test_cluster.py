@@ -15,29 +15,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cluster_records import ClusterRecords
 
 from dpswd.private_curator.cluster.choice import cluster_of
 from dpswd.private_curator.cluster.connection import NodeRefused
 from dpswd.private_curator.cluster.shards import ClusterShards
 from dpswd.private_curator.cluster.task import Meant
-from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.records import target
-from dpswd.private_curator.records.labels import load_labels
 from dpswd.private_curator.settings import tree as configuration
-from dpswd.private_curator.steps.local import LocalEngine
-from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.private_curator.storage.certificates import make_cluster_members
-from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import ExtractionStopped, SettingsError
-from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from dpswd.shared.core.mechanisms.linear import added
-from dpswd.shared.core.steps.computing import LinearRun
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 pytestmark = pytest.mark.end_to_end
 COMMAND = (sys.executable, "-m", "dpswd.private_curator.cli", "cluster")
-N, VALUES, CLASSES = 120_000, 16, 3
+N = 120_000
 
 
 def started(*arguments: str, ready: str) -> tuple[subprocess.Popen[str], str]:
@@ -91,33 +82,14 @@ def answers_to(address: str, folder: Path | None) -> bool:
 
 
 def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "records.npy", rng.normal(size=(N, VALUES)).astype(np.float32))
-    np.save(tmp_path / "labels.npy", rng.integers(CLASSES, size=N).astype(np.uint8))
-    (tmp_path / "curator.toml").write_text(
-        f'[records]\nfile = "records.npy"\nlabels_file = "labels.npy"\nclasses = {CLASSES}\n'
-        '[compute]\ndevice = "cpu"\ntorch_threads = 1\n'
-    )
     for name in ("ours", "other"):
         make_cluster_members(tmp_path / name, nodes=("node",), names=("127.0.0.1",))
-    settings = configuration.load(tmp_path)
-    data, found = target.load_for_the_first_time(settings.records, home=tmp_path)
-    labels = load_labels(settings.records, home=tmp_path, records=N)
-    torch.manual_seed(0)
-    module = torch.nn.Linear(VALUES, 5)
-    graph = trace(module, (VALUES,))
-    sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
-    source = ExtractorSource("key", ModelFacts.of(graph), lambda: sent)
-    run = LinearRun(
-        CLASS_STATISTICS, StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4.0),
-        Facts(DataSetFacts(N, (VALUES,), CLASSES), source.facts),
-    )  # fmt: skip
-    cpu = torch.device("cpu")
+    made = ClusterRecords(tmp_path, records=N)
+    data, labels, source, run, alone = made.data, made.labels, made.source, made.run, made.alone
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as ended:
         ended.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)
-        alone = LocalShards(LocalEngine(device=cpu), records=data, labels=labels, device=cpu, parallel=1)
         wanted = added(alone.sums(run, source), records=N)
 
         folder = tmp_path / "ours"
@@ -142,10 +114,9 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
             assert listening(node.pid) == 1
             nodes.append(node)
 
-        meant = Meant.here(data, digest=found.digest, labels=labels)
         with pytest.raises(SettingsError, match="records accept"):
             cluster_of(named := _named(tmp_path, address, folder), records=data, labels=labels, own=alone)
-        found.write(tmp_path)  # as the curator's own check does
+        made.found.write(tmp_path)  # as the curator's own check does
         cluster = cluster_of(named, records=data, labels=labels, own=alone)
         assert cluster is not None
         ended.callback(cluster.close)
@@ -168,12 +139,12 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
         for one, four in zip(wanted.sums, added(cluster.sums(run, source), records=N).sums, strict=True):
             np.testing.assert_array_equal(one, four)
 
-        others = ClusterShards(address, folder / "curator", meant=replace(meant, scale=2.0), own=alone.sum)
+        others = ClusterShards(address, folder / "curator", meant=replace(made.meant, scale=2.0), own=alone.sum)
         ended.callback(others.close)
         with pytest.raises(NodeRefused, match="log says why"):
             list(others.sums(run, source))
         others.close()
-        assert cluster_of(settings, records=data, labels=labels, own=alone) is None
+        assert cluster_of(made.settings, records=data, labels=labels, own=alone) is None
 
         nodes[1].send_signal(signal.SIGKILL)
         nodes[1].wait()

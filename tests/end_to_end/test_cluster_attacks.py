@@ -13,30 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cluster_records import ClusterRecords
 
 from dpswd.private_curator.cluster.connection import NodeRefused
 from dpswd.private_curator.cluster.shards import ClusterShards
-from dpswd.private_curator.cluster.task import Meant
-from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.records import target
-from dpswd.private_curator.records.labels import load_labels
-from dpswd.private_curator.settings import tree as configuration
-from dpswd.private_curator.steps.local import LocalEngine
-from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.private_curator.storage.certificates import make_cluster_members
-from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from dpswd.shared.core.mechanisms.linear import added
-from dpswd.shared.core.steps.computing import LinearRun
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 pytestmark = pytest.mark.end_to_end
 CLI = (sys.executable, "-m", "dpswd.private_curator.cli", "cluster")
 LIAR = Path(__file__).with_name("cluster_liar.py")
-N, VALUES, CLASSES = 60_000, 16, 3
-CPU = torch.device("cpu")
+N = 60_000
 
 RAW_SCHEDULER = """
 import asyncio, sys
@@ -63,32 +51,13 @@ def started(*command: str, ready: str) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError(process.communicate()[1])
 
 
-class Site:
-    """A cluster's certificates and records, and the curator's own arithmetic."""
+class Site(ClusterRecords):
+    """Records, and the certificates of a cluster."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
-        rng = np.random.default_rng(0)
-        np.save(home / "records.npy", rng.normal(size=(N, VALUES)).astype(np.float32))
-        np.save(home / "labels.npy", rng.integers(CLASSES, size=N).astype(np.uint8))
-        (home / "curator.toml").write_text(
-            f'[records]\nfile = "records.npy"\nlabels_file = "labels.npy"\nclasses = {CLASSES}\n'
-            '[compute]\ndevice = "cpu"\ntorch_threads = 1\n'
-        )
-        self.members = home / "members"
+        super().__init__(home, records=N)
+        self.home, self.members = home, home / "members"
         make_cluster_members(self.members, nodes=("node",), names=("127.0.0.1",))
-        settings = configuration.load(home)
-        data, found = target.load_for_the_first_time(settings.records, home=home)
-        labels = load_labels(settings.records, home=home, records=N)
-        self.meant = Meant.here(data, digest=found.digest, labels=labels)
-        torch.manual_seed(0)
-        module = torch.nn.Linear(VALUES, 5)
-        graph = trace(module, (VALUES,))
-        sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
-        self.source = ExtractorSource("key", ModelFacts.of(graph), lambda: sent)
-        facts = Facts(DataSetFacts(N, (VALUES,), CLASSES), self.source.facts)
-        self.run = LinearRun(CLASS_STATISTICS, StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 4.0), facts)
-        self.alone = LocalShards(LocalEngine(device=CPU), records=data, labels=labels, device=CPU, parallel=1)
 
     def node(self, address: str, *, kind: str | None = None) -> subprocess.Popen[str]:
         program = CLI if kind is None else (sys.executable, str(LIAR), kind, "cluster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -49,6 +50,14 @@ def made_images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     wave = (x * torch.cos(angle)[:, None, None] + y * torch.sin(angle)[:, None, None]) * 1.6 + phase[:, None, None]
     images = 0.6 * torch.sin(wave) + 0.15 * torch.randn(count, SIDE, SIDE, generator=generator)
     return images[:, None].clamp(-1, 1), labels
+
+
+@contextmanager
+def connected(*hospitals):
+    """A connection to each of several hospitals: records, and the epsilon of its budget."""
+    with ExitStack() as opened:
+        served = [LocalHospital(own.numpy(), epsilon=epsilon, delta=1e-5) for own, epsilon in hospitals]
+        yield [opened.enter_context(opened.enter_context(one).connect()) for one in served]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +144,7 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
     source = made_images(2400, 1)
     before = accuracy(trained, shifted, labels)
     assert before < 60.0
-    with LocalHospital(shifted.numpy(), epsilon=4.0, delta=1e-5) as here, here.connect() as hospital:
+    with connected((shifted, 4.0)) as (hospital,):
         ladder = plan_ladder(trained, source, hospital, epsilon=4.0)
         assert str(ladder).startswith("Recommended for rehearsal: the ladder, because a glance at what your network's")
         assert hospital.describe().spent == 0.0
@@ -160,7 +169,7 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
 @pytest.mark.long
 def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_kept(trained):
     images, _ = made_images(RECORDS, 2)
-    with LocalHospital(images.numpy(), epsilon=2.0, delta=1e-5) as here, here.connect() as hospital:
+    with connected((images, 2.0)) as (hospital,):
         found = adapt(trained, made_images(2400, 1), hospital, epsilon=2.0, progress=False)
         assert [answer.rung for answer in found.answers] == [GLANCE]
         assert not found.changed
@@ -181,7 +190,7 @@ def test_a_hospital_that_answers_no_further_leaves_what_was_reached(trained, mon
         return whole(self, *args, **options)
 
     monkeypatch.setattr(DomainAdaptation, "fit", refused)
-    with LocalHospital(shifted.numpy(), epsilon=4.0, delta=1e-5) as here, here.connect() as hospital:
+    with connected((shifted, 4.0)) as (hospital,):
         found = adapt(trained, made_images(2400, 1), hospital, epsilon=4.0, progress=False)
     assert [answer.rung for answer in found.answers] == [GLANCE, LAYERS]
     assert "answers no further" in found.ended
@@ -214,12 +223,7 @@ def test_images_of_bytes_as_floats_are_refused_before_a_charge(trained, value_ra
 @pytest.mark.long
 def test_one_hospital_that_is_exhausted_leaves_the_other_alone_and_is_named(trained):
     images = made_images(RECORDS, 2)[0]
-    with (
-        LocalHospital(images.numpy(), epsilon=2.0, delta=1e-5) as one,
-        LocalHospital(images.numpy(), epsilon=0.5, delta=1e-5) as other,
-        one.connect() as large,
-        other.connect() as small,
-    ):
+    with connected((images, 2.0), (images, 0.5)) as (large, small):
         found = adapt(trained, made_images(2400, 1), {"large": large, "small": small}, epsilon=2.0, progress=False)
         assert (large.describe().spent > 0.0, small.describe().spent) == (True, 0.0)
         with pytest.raises(BudgetExhausted):
@@ -253,12 +257,7 @@ def test_what_is_not_asked_is_asked_more_exactly_of_the_last_rungs(trained):
 def test_several_hospitals_are_asked_each_by_itself(trained):
     images, labels = made_images(RECORDS, 2)
     shifted = (0.35 * images - 0.5).clamp(-1, 1)
-    with (
-        LocalHospital(images.numpy(), epsilon=4.0, delta=1e-5) as one,
-        LocalHospital(shifted.numpy(), epsilon=4.0, delta=1e-5) as other,
-        one.connect() as plain,
-        other.connect() as moved,
-    ):
+    with connected((images, 4.0), (shifted, 4.0)) as (plain, moved):
         found = adapt(trained, made_images(2400, 1), {"plain": plain, "moved": moved}, epsilon=4.0, progress=False)
     assert {name: own.changed for name, own in found.items()} == {"plain": False, "moved": True}
     assert str(found).startswith("Your model was changed for moved; kept for plain.")
