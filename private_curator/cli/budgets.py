@@ -3,41 +3,87 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.cli.common import (
+    chosen_act,
     chosen_format,
     confirm_option,
     confirmed,
     format_option,
     home_option,
-    ledger_command,
     reason_option,
-    record_command,
+    record_of,
     show,
 )
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 
-if TYPE_CHECKING:
-    from dpswd.private_curator.operator.record import Record
 
-epsilon_option = click.option("--epsilon", type=float, required=True)
-delta_option = click.option("--delta", type=float, default=None, help="[default: as it is]")
-_confirmation_option = click.confirmation_option(prompt="No release will ever be made of this data set again. Go on?")
+@click.command()
+@click.option("--freeze", is_flag=True, help="Stops every new release until --unfreeze.")
+@click.option("--unfreeze", is_flag=True, help="Allows releases again.")
+@click.option("--lower", type=float, metavar="EPSILON", help="To so much; below what is spent, nothing is admitted.")
+@click.option(
+    "--extend",
+    type=float,
+    metavar="EPSILON",
+    help="To so much: weakens the promise made to the persons in the data set. More than double, an epsilon above 10 "
+    "or a delta of 1/n and more have to be typed out.",
+)
+@click.option("--delta", type=float, help="Of --lower and --extend.  [default: as it is]")
+@click.option("--end", is_flag=True, help="Stops every new release for ever.")
+@click.option("--yes", is_flag=True, help="Ends without asking.")
+@confirm_option
+@reason_option
+@home_option
+@format_option
+def budget(
+    home: HomeDirectory,
+    freeze: bool,
+    unfreeze: bool,
+    lower: float | None,
+    extend: float | None,
+    delta: float | None,
+    end: bool,
+    yes: bool,
+    typed: str | None,
+    reason: str | None,
+) -> None:
+    """Shows what is promised, spent and left, and where spending leads; or changes it.
+
+    Looking works on a read-only copy of the home. Nobody can change the budget over the network; each act is logged for
+    good.
+    """
+    act = chosen_act(freeze=freeze, unfreeze=unfreeze, lower=lower, extend=extend, end=end, reason=reason)
+    if delta is not None and act not in ("--lower", "--extend"):
+        raise click.UsageError("--delta is of --lower and --extend")
+    if act is None or reason is None:
+        _show(home)
+    elif extend is not None:
+        _extend(home, extend, delta, reason=reason, typed=typed)
+    else:
+        if end and not yes:
+            click.confirm("No release will ever be made of this data set again. Go on?", abort=True)
+        with home.open_ledger() as books:
+            if lower is not None:
+                _lower(books, lower, delta, reason=reason)
+            elif freeze:
+                books.freeze(reason=reason)
+                click.echo("the data set is frozen: nothing new is released")
+            elif unfreeze:
+                books.unfreeze(reason=reason)
+                click.echo("the data set is open again")
+            else:
+                books.end(reason=reason)
+                click.echo("the data set has ended: nothing is released any more")
 
 
-@click.group()
-def budget() -> None:
-    """The data set's budget. Nobody can change it over the network."""
-
-
-@record_command(budget, "show", format_option)
-def show_budget(record: Record) -> None:
-    """What is promised, spent and left, and where spending leads. Works on a read-only copy of the home."""
+def _show(home: HomeDirectory) -> None:
+    record = record_of(home)
     status, forecast = record.reading.status, record.overview.forecast
     show(
         {
@@ -58,9 +104,7 @@ def show_budget(record: Record) -> None:
         click.echo(f"  {record.overview.promise}.")
 
 
-@ledger_command(budget, "lower", epsilon_option, delta_option, reason_option)
-def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
-    """Sets a smaller budget; below what is spent, nothing is admitted any more."""
+def _lower(books: Ledger, epsilon: float, delta: float | None, *, reason: str) -> None:
     from dpswd.private_curator.operator import acts
 
     status = books.status()
@@ -69,43 +113,12 @@ def lower(books: Ledger, epsilon: float, delta: float | None, reason: str) -> No
     click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 
-@budget.command("extend")
-@epsilon_option
-@delta_option
-@reason_option
-@confirm_option
-@home_option
-def extend(home: HomeDirectory, epsilon: float, delta: float | None, reason: str, typed: str | None) -> None:
-    """Raises the budget: weakens the promise made to the persons in the data set. Logged for good.
-
-    Shows what changes. More than double, an epsilon above 10 or a delta of 1/n and more have to be typed out.
-    """
+def _extend(home: HomeDirectory, epsilon: float, delta: float | None, *, reason: str, typed: str | None) -> None:
     from dpswd.private_curator.operator import acts
 
     typed = confirmed(acts.extension(home, epsilon=epsilon, delta=delta), typed)
     acts.extend_budget(home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)
     click.echo(f"the budget is extended to epsilon {epsilon}")
-
-
-@ledger_command(budget, "freeze", reason_option)
-def freeze(books: Ledger, reason: str) -> None:
-    """Stops every new release until unfreeze."""
-    books.freeze(reason=reason)
-    click.echo("the data set is frozen: nothing new is released")
-
-
-@ledger_command(budget, "unfreeze", reason_option)
-def unfreeze(books: Ledger, reason: str) -> None:
-    """Allows releases again."""
-    books.unfreeze(reason=reason)
-    click.echo("the data set is open again")
-
-
-@ledger_command(budget, "end", reason_option, _confirmation_option)
-def end(books: Ledger, reason: str) -> None:
-    """Stops every new release for ever."""
-    books.end(reason=reason)
-    click.echo("the data set has ended: nothing is released any more")
 
 
 def budget_of(books: Ledger, *, epsilon: float, delta: float | None) -> Any:

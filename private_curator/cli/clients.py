@@ -1,53 +1,37 @@
-"""``dpswd-curator client``: who may connect, and how much each may spend."""
+"""``dpswd-curator clients`` and ``add``: who may connect, and how much each may spend."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.cli.budgets import budget_of, share_of
 from dpswd.private_curator.cli.common import (
-    FILE,
+    chosen_act,
     explain,
-    fingerprint_option,
     format_option,
     home_option,
-    ledger_command,
     reason_option,
-    record_command,
+    record_of,
     show,
 )
-from dpswd.private_curator.operator.acts import check_told
-from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts
 from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from dpswd.private_curator.storage.home_directory import HomeDirectory
-from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.errors import GrantNotHeld
 from dpswd.shared.files import write_public
-
-if TYPE_CHECKING:
-    from dpswd.private_curator.operator.record import Record
 
 LEDGER_KEY_FILE = "ledger.pub"
 """The ledger's public key, 64 hexadecimal digits: the client holds receipts and the curator against it."""
 
-_name = click.argument("name")
-_request_option = click.option(
-    "--request",
-    type=FILE,
-    help="The client's certificate request: its key stays with it. Without one the key is made here, for a first "
-    "try on one machine.",
-)
-_cap_option = click.option("--epsilon", type=click.FloatRange(min=0), required=True, help="Of one day; 0 for no cap.")
-_share_delta_option = click.option("--delta", type=float, help="The share's delta.  [default: the data set's]")
-_share_epsilon_option = click.option("--epsilon", type=float, required=True, help="The client's share of the budget.")
-
 
 def credentials_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--out`` and ``--days`` of the credentials that a client gets."""
+    """``--out`` and ``--days`` of the credentials that a client gets, and ``--replace``."""
+    told = "The client's old certificates stop counting at once: a key may have leaked."
+    command = click.option("--replace", is_flag=True, help=told)(command)
     days = click.option("--days", type=click.IntRange(1, 3650), default=LEAF_DAYS, show_default=True, help="Validity.")
     directory = click.Path(path_type=Path, file_okay=False)
     return click.option("--out", required=True, type=directory, help="Where the credentials go.")(days(command))
@@ -55,139 +39,148 @@ def credentials_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--epsilon`` and ``--delta`` of a new client's own share."""
-    epsilon = click.option("--epsilon", type=float, help="A new client's own share of the budget.")
-    return epsilon(_share_delta_option(command))
+    delta = click.option("--delta", type=float, help="The share's delta.  [default: the data set's]")
+    return click.option("--epsilon", type=float, help="A new client's own share of the budget.")(delta(command))
 
 
-@click.group()
-def client() -> None:
-    """Clients: certificates and shares of the budget."""
-
-
-@client.command("add")
-@_name
+@click.command()
+@click.argument("name")
 @home_option
 @credentials_options
-@_request_option
-@fingerprint_option
 @share_options
+@click.option(
+    "--renew", is_flag=True, help="A further certificate for a client that exists; what it spent stays spent."
+)
 @format_option
 def add(
     name: str,
     home: HomeDirectory,
     out: Path,
-    request: Path | None,
-    told: str | None,
     days: int,
     epsilon: float | None,
     delta: float | None,
+    replace: bool,
+    renew: bool,
 ) -> None:
-    """Registers a client under NAME and issues its certificate.
+    """Registers a client under NAME with a key that is made here: for a first try on one machine.
 
-    Writes ca.crt, client.crt, ledger.pub and, without --request, client.key into --out.
+    Writes ca.crt, client.crt, client.key and ledger.pub into --out. A team elsewhere makes its key itself, and its
+    request is signed with `approve`.
     """
-    if request is not None and request.is_file():
-        check_told(request.read_bytes(), told)
+    if replace and not renew:
+        raise click.UsageError("--replace is of --renew: a new client has no certificate to replace")
+    if renew and epsilon is not None:
+        raise click.UsageError("--epsilon is a new client's; `clients NAME --share` changes one")
     with home.open_ledger() as ledger:
         share = share_of(ledger, epsilon=epsilon, delta=delta)
-        issued, key = _issue(home, name=name, request=request, out=out, days=days)
-        ledger.add_client(name, issued.fingerprint, share)
-    hand_out(home, issued, key, out=out, title=f"Client {name} added")
-
-
-@client.command("renew")
-@_name
-@home_option
-@credentials_options
-@_request_option
-@click.option("--replace", is_flag=True, help="The old certificates stop counting at once: a key may have leaked.")
-@format_option
-def renew(name: str, home: HomeDirectory, out: Path, request: Path | None, days: int, replace: bool) -> None:
-    """Issues a new certificate to NAME; the old ones count until they expire or are withdrawn (`cert revoke`).
-
-    What was spent stays spent. A client renews by itself with `dpswd-client cert renew` and `cert approve` here.
-    """
-    with home.open_ledger() as ledger:
-        issued, key = _issue(home, name=name, request=request, out=out, days=days)
-        if replace:
+        check_no_key(out)
+        issued, key = home.authority.make_client(name=name, days=days)
+        if not renew:
+            ledger.add_client(name, issued.fingerprint, share)
+        elif replace:
             ledger.renew_client(name, issued.fingerprint)
         else:
             ledger.add_certificate(name, issued.fingerprint)
-    hand_out(home, issued, key, out=out, title=f"Client {name} has a new certificate")
+    title = f"Client {name} has a further certificate" if renew else f"Client {name} added"
+    hand_out(home, issued, key, out=out, title=title)
 
 
-@ledger_command(client, "revoke", _name, reason_option)
-def revoke(name: str, books: Ledger, reason: str) -> None:
-    """Shuts NAME out for good; a running curator refuses its next call. What it spent stays spent."""
-    books.revoke_client(name, reason=reason)
-    click.echo(f"client {name} is revoked")
+@click.command()
+@click.argument("name", required=False)
+@home_option
+@click.option("--pause", is_flag=True, help="Releases nothing new to NAME; what was released before is sent again.")
+@click.option("--resume", is_flag=True, help="Releases to NAME again.")
+@click.option("--share", type=float, metavar="EPSILON", help="What NAME may use up of the data set's budget.")
+@click.option("--delta", type=float, help="Of --share.  [default: the data set's]")
+@click.option(
+    "--cap",
+    type=click.FloatRange(min=0),
+    metavar="EPSILON",
+    help="The most that its runs may cost together on one day (UTC), a brake for a stolen key; 0 takes the cap away.",
+)
+@click.option("--revoke", is_flag=True, help="Shuts NAME out for good; what it spent stays spent.")
+@click.option("--revoke-certificate", metavar="FINGERPRINT", help="Withdraws one certificate; its others go on.")
+@reason_option
+@format_option
+def clients(
+    name: str | None,
+    home: HomeDirectory,
+    pause: bool,
+    resume: bool,
+    share: float | None,
+    delta: float | None,
+    cap: float | None,
+    revoke: bool,
+    revoke_certificate: str | None,
+    reason: str | None,
+) -> None:
+    """Shows every client, or NAME; or changes what NAME may do: a running curator obeys at its next call."""
+    act = chosen_act(
+        pause=pause,
+        resume=resume,
+        share=share,
+        cap=cap,
+        revoke=revoke,
+        revoke_certificate=revoke_certificate,
+        reason=reason,
+    )
+    if act is None or reason is None:
+        _show(home, name)
+        return
+    if name is None:
+        raise click.UsageError(f"{act} needs the client's NAME")
+    if delta is not None and share is None:
+        raise click.UsageError("--delta is of --share")
+    with home.open_ledger() as books:
+        if pause:
+            books.pause_client(name, reason=reason)
+            told = f"client {name} is paused: nothing new is released to it"
+        elif resume:
+            books.resume_client(name, reason=reason)
+            told = f"client {name} is active again"
+        elif share is not None:
+            books.set_share(name, budget_of(books, epsilon=share, delta=delta), reason=reason)
+            told = f"the share of {name} is set"
+        elif cap is not None:
+            # By the curator's clock: it promises nothing to the persons in the data set.
+            books.set_cap(name, cap or None, reason=reason)
+            told = f"{name} may spend epsilon {cap:g} a day" if cap else f"the daily cap of {name} is taken away"
+        elif revoke_certificate is not None:
+            books.revoke_certificate(name, revoke_certificate, reason=reason)
+            told = f"the certificate {revoke_certificate} of {name} is withdrawn"
+        else:
+            books.revoke_client(name, reason=reason)
+            told = f"client {name} is revoked"
+    click.echo(told)
 
 
-@ledger_command(client, "share", _name, _share_epsilon_option, _share_delta_option, reason_option)
-def share(name: str, books: Ledger, epsilon: float, delta: float | None, reason: str) -> None:
-    """Raises or lowers what NAME may use up of the data set's budget."""
-    books.set_share(name, budget_of(books, epsilon=epsilon, delta=delta), reason=reason)
-    click.echo(f"the share of {name} is set")
-
-
-@ledger_command(client, "pause", _name, reason_option)
-def pause(name: str, books: Ledger, reason: str) -> None:
-    """Releases nothing new to NAME until resume; what was released before is still sent again."""
-    books.pause_client(name, reason=reason)
-    click.echo(f"client {name} is paused: nothing new is released to it")
-
-
-@ledger_command(client, "resume", _name, reason_option)
-def resume(name: str, books: Ledger, reason: str) -> None:
-    """Releases to NAME again."""
-    books.resume_client(name, reason=reason)
-    click.echo(f"client {name} is active again")
-
-
-@ledger_command(client, "cap", _name, _cap_option, reason_option)
-def cap(name: str, books: Ledger, epsilon: float, reason: str) -> None:
-    """Sets the most that the runs of NAME may cost together on one day (UTC); 0 takes the cap away.
-
-    A brake for a stolen key, by the curator's clock. It promises nothing to the persons in the data set.
-    """
-    books.set_cap(name, epsilon or None, reason=reason)
-    click.echo(f"{name} may spend epsilon {epsilon:g} a day" if epsilon else f"the daily cap of {name} is taken away")
-
-
-@record_command(client, "list", format_option)
-def list_clients(record: Record) -> None:
-    """Every client with its share, what it spent with or without one, and when it was last seen."""
-    rows = [
-        {
-            "name": known.name,
-            "state": known.state,
-            "epsilon": known.share,
-            "delta": known.share_delta,
-            "epsilon_spent": known.spent,
-            "epsilon_remaining": known.remaining,
-            "runs": known.runs,
-            "daily_cap": known.daily_cap,
-            "spent_today": known.spent_today,
-            "refusals": known.refusals,
-            "last_seen": known.last_seen,
-            "fingerprint": known.certificates[-1].fingerprint if known.certificates else "",
-        }
-        for known in record.clients
-    ]
-    show(rows, title="Clients; without a share of its own a client is limited by the data set's budget alone")
+def _show(home: HomeDirectory, name: str | None) -> None:
+    rows = [_row(known) for known in record_of(home).clients]
+    if name is None:
+        show(rows, title="Clients; without a share of its own a client is limited by the data set's budget alone")
+    else:
+        found = next((row for row in rows if row["name"] == name), None)
+        if found is None:
+            raise GrantNotHeld(f"no client {name!r} was ever added; `dpswd-curator clients` shows who was")
+        show(found, title=f"Client {name}")
     explain(WHY_COUNTS_DIFFER)
 
 
-def _issue(
-    home: HomeDirectory, *, name: str, request: Path | None, out: Path, days: int
-) -> tuple[ClientCertificate, bytes | None]:
-    """The new certificate, and its key where it was made here; what would fail to be written fails here."""
-    if request is None:
-        check_no_key(out)
-        return home.authority.make_client(name=name, days=days)
-    if not request.is_file():
-        raise SettingsError(f"{request} does not exist; the client makes it with `dpswd-client init`")
-    return home.authority.sign_request(request.read_bytes(), name=name, days=days), None
+def _row(known: ClientFacts) -> dict[str, Any]:
+    return {
+        "name": known.name,
+        "state": known.state,
+        "epsilon": known.share,
+        "delta": known.share_delta,
+        "epsilon_spent": known.spent,
+        "epsilon_remaining": known.remaining,
+        "runs": known.runs,
+        "daily_cap": known.daily_cap,
+        "spent_today": known.spent_today,
+        "refusals": known.refusals,
+        "last_seen": known.last_seen,
+        "fingerprint": known.certificates[-1].fingerprint if known.certificates else "",
+    }
 
 
 def hand_out(home: HomeDirectory, issued: ClientCertificate, key: bytes | None, *, out: Path, title: str) -> None:

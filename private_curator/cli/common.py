@@ -24,6 +24,7 @@ from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
 from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.shared.command_line import Commands
 from dpswd.shared.configuration import SettingsGroup
 from dpswd.shared.core import errors
 
@@ -57,14 +58,14 @@ EXIT_CODES: tuple[tuple[type[errors.DpswdError], int], ...] = (
 )
 
 
-class Commands(click.Group):
+class Program(Commands):
     """A group whose errors are one line on standard error and a documented exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
             raise
         except Exception as error:  # noqa: BLE001 - the boundary of the program
             # What serves writes to a log that others may read; the place of an offence is for a terminal.
@@ -110,8 +111,10 @@ def optional_home_option(meaning: str, **attributes: Any) -> Callable[[_F], _F]:
     return click.option("--home", envvar="DPSWD_CURATOR_HOME", type=kind, help=text, **attributes)
 
 
-def _home(context: click.Context, _parameter: click.Parameter, value: Path) -> HomeDirectory:
+def _home_if_given(context: click.Context, _parameter: click.Parameter, value: Path | None) -> HomeDirectory | None:
     """The directory, for whoever acts."""
+    if value is None:
+        return None
     name, file = context.meta.get(_OPERATOR), context.meta.get(_CREDENTIAL)
     credential = None if file is None else Operator.read(file)
     if name is not None and credential is not None and name != credential.name:
@@ -119,7 +122,24 @@ def _home(context: click.Context, _parameter: click.Parameter, value: Path) -> H
     return HomeDirectory(value, operator=credential or name)
 
 
-home_option = optional_home_option("The curator's directory.", required=True, callback=_home)
+def needed(home: HomeDirectory | None) -> HomeDirectory:
+    """The directory.
+
+    Raises:
+        click.UsageError: none was named.
+    """
+    if home is None:
+        raise click.UsageError("name the curator's directory: with --home, or for all commands in DPSWD_CURATOR_HOME")
+    return home
+
+
+def _home(context: click.Context, parameter: click.Parameter, value: Path | None) -> HomeDirectory:
+    return needed(_home_if_given(context, parameter, value))
+
+
+home_option = optional_home_option("The curator's directory.", callback=_home)
+home_if_given_option = optional_home_option("The curator's directory.", callback=_home_if_given)
+"""``--home`` of a command of which not every act needs one."""
 
 
 def _remember_operator(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
@@ -138,7 +158,7 @@ credential_option = click.option(
     show_envvar=True,
     expose_value=False,
     callback=_remember_credential,
-    help="Your own credential, from `operator key`: proves who acts where the ledger has operators.",
+    help="Your own credential, from `operators NAME --make`: proves who acts where the ledger has operators.",
 )
 """``--credential FILE`` of the program, before the command."""
 operator_option = click.option(
@@ -153,50 +173,33 @@ operator_option = click.option(
 """``--as NAME`` of the program, before the command."""
 
 
-def ledger_command(
-    group: click.Group, name: str, *options: Callable[..., Any]
-) -> Callable[[Callable[..., None]], click.Command]:
-    """A command of a group, with ``--home`` and these options; gets that curator's ledger, open, as `books`."""
+def record_of(home: HomeDirectory) -> Record:
+    """What there is to see: needs no key and writes nothing, so that it works on a read-only copy of a home."""
+    from dpswd.private_curator.operator.record import Record
 
-    def decorate(command: Callable[..., None]) -> click.Command:
-        for option in reversed(options):
-            command = option(command)
-
-        @home_option
-        @functools.wraps(command)
-        def with_ledger(home: HomeDirectory, **given: Any) -> None:
-            with home.open_ledger() as books:
-                command(books=books, **given)
-
-        return group.command(name)(with_ledger)
-
-    return decorate
+    record = Record(home)
+    _warn(record)
+    return record
 
 
-def record_command(
-    group: click.Group, name: str, *options: Callable[..., Any]
-) -> Callable[[Callable[..., None]], click.Command]:
-    """A command of a group that only looks, with ``--home`` and these options; gets what there is to see as `record`.
+def chosen_act(**acts: object) -> str | None:
+    """Which of these acts was asked for, each by the option of its name; None where there is only to look.
 
-    It needs no key and writes nothing, so it works on a read-only copy of a home.
+    `reason`, if it is given, is what each of them needs.
+
+    Raises:
+        click.UsageError: two at once, or no reason, or a reason for nothing.
     """
-
-    def decorate(command: Callable[..., None]) -> click.Command:
-        for option in reversed(options):
-            command = option(command)
-
-        @home_option
-        @functools.wraps(command)
-        def with_record(home: HomeDirectory, **given: Any) -> None:
-            from dpswd.private_curator.operator.record import Record
-
-            record = Record(home)
-            _warn(record)
-            command(record=record, **given)
-
-        return group.command(name)(with_record)
-
-    return decorate
+    needs_reason, reason = "reason" in acts, acts.pop("reason", None)
+    names = [f"--{name.replace('_', '-')}" for name, value in acts.items() if value not in (None, False)]
+    if len(names) > 1:
+        raise click.UsageError(f"{names[0]} and {names[1]} are two acts; do one at a time")
+    if names and needs_reason and reason is None:
+        raise click.UsageError("Missing option '--reason'.")
+    if not names and reason is not None:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in acts)
+        raise click.UsageError(f"--reason is of an act; name one: {listed}")
+    return names[0] if names else None
 
 
 def _warn(record: Record) -> None:
@@ -241,7 +244,7 @@ def format_option_of(*formats: str, meaning: str) -> Callable[[_F], _F]:
 
 format_option = format_option_of("text", "json", meaning="text for people, json for programs.")
 device_option = field_option(ComputeSettings, "device", note="[default: the settings', or auto]")
-reason_option = click.option("--reason", required=True, help="Why; it stands in the ledger for good.")
+reason_option = click.option("--reason", help="Why; each act needs it, and it stands in the ledger for good.")
 confirm_option = click.option(
     "--confirm", "typed", help="The words that a doubtful act asks for, for scripts; else they are typed when asked."
 )

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from dpswd.private_curator.cli.common import FILE, chosen_format, explain, format_option, home_option, show
+from dpswd.private_curator.cli.common import (
+    FILE,
+    chosen_format,
+    explain,
+    format_option,
+    home_if_given_option,
+    home_option,
+    needed,
+    show,
+)
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
@@ -69,39 +78,40 @@ def history(
     explain(WHY_COUNTS_DIFFER)
 
 
-@click.group()
-def report() -> None:
-    """A signed report for a board: the promise, the budget over time, who spent what for which purpose."""
-
-
-@report.command("make")
-@home_option
-@click.option("--out", required=True, type=FILE, help="The HTML file; it needs no other file and no network.")
-@click.option("--pdf", type=FILE, help="Also a PDF, printed by the chromium of this machine.")
+@click.command()
+@click.argument("file", type=FILE)
+@click.option(
+    "--pdf", type=FILE, help="Also a PDF, printed by the chromium of this machine; its signature lies beside."
+)
 @_since_option
 @_until_option
-def make(home: HomeDirectory, out: Path, pdf: Path | None, since: str | None, until: str | None) -> None:
-    """Writes the report and signs it with the ledger's key. It holds no value of any record.
+@click.option(
+    "--check",
+    "key",
+    metavar="KEY",
+    help="Makes none: whether FILE (HTML, or PDF with its signature beside it) is as the holder of the ledger's key "
+    "made it; KEY is the ledger's public key, or the file ledger.pub.",
+)
+@home_if_given_option
+def report(
+    file: Path, home: HomeDirectory | None, pdf: Path | None, since: str | None, until: str | None, key: str | None
+) -> None:
+    """Writes a signed report for a board to FILE, an HTML page: the promise, the budget over time, who spent what.
 
-    The HTML file opens in any browser, which also prints it. A PDF needs a chromium on this machine; its signature
-    stands in a file of its own beside it.
+    It holds no value of any record, and needs no other file and no network; any browser opens and prints it.
     """
-    for path in (out, pdf):
+    if key is not None:
+        text = Path(key).read_text(encoding="ascii").strip() if Path(key).is_file() else key
+        check_report(file, public_key=text)
+        click.echo(f"{file} is as it was signed with this key")
+        return
+    home = needed(home)
+    for path in (file, pdf):
         if path is not None and path.exists():
             raise SettingsError(f"{path} exists, and nothing is ever overwritten; choose another file")
     page = signed_page(report_page(Record(home), since=since, until=until), sign=home.read_ledger_key().sign)
-    write_private(out, page)
-    click.echo(f"the report is {out}; who checks it needs the ledger's public key over another way")
+    write_private(file, page)
+    click.echo(f"the report is {file}; who checks it needs the ledger's public key over another way")
     if pdf is not None:
-        signature = print_pdf(out, pdf, sign=home.read_ledger_key().sign)
+        signature = print_pdf(file, pdf, sign=home.read_ledger_key().sign)
         click.echo(f"printed as {pdf}, signed in {signature}")
-
-
-@report.command("check")
-@click.argument("file", type=FILE)
-@click.option("--key", required=True, help="The ledger's public key: 64 hexadecimal digits, or the file ledger.pub.")
-def check(file: Path, key: str) -> None:
-    """Whether FILE (HTML, or PDF with its signature beside it) is as the holder of the ledger's key made it."""
-    text = Path(key).read_text(encoding="ascii").strip() if Path(key).is_file() else key
-    check_report(file, public_key=text)
-    click.echo(f"{file} is as it was signed with this key")

@@ -1,4 +1,4 @@
-"""``dpswd-curator ledger | run | extractor | incidents``: what was done, and what may be done."""
+"""``dpswd-curator ledger | runs | extractors | incidents``: what was done, and what may be done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,12 +19,12 @@ from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.cli.common import (
     FILE,
+    chosen_act,
     explain,
     format_option,
     home_option,
-    ledger_command,
     reason_option,
-    record_command,
+    record_of,
     show,
     verifying,
 )
@@ -39,14 +38,10 @@ from dpswd.shared.books.view import write_view
 from dpswd.shared.core.errors import GrantNotHeld, LedgerError, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 
-if TYPE_CHECKING:
-    from dpswd.private_curator.operator.record import Record
-
 _EXIT_CORRUPT = 6
 _receipts_option = click.option(
     "--receipts", type=FILE, help="Signed entries that a client or the operator kept elsewhere, one per line."
 )
-_digest = click.argument("digest")
 
 
 @click.group()
@@ -105,12 +100,39 @@ def backup(destination: Path, home: HomeDirectory) -> None:
 
 
 @ledger.command("restore")
-@click.argument("backup_file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument("backup_file", required=False, type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @home_option
 @_receipts_option
 @click.option("--accept-loss", help="A sentence that accepts, in writing, the charges that are forgotten.")
-def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
-    """Puts a backup in the ledger's place; refused when charges would be forgotten."""
+@click.option(
+    "--as-it-is",
+    is_flag=True,
+    help="Puts nothing in its place: serves the ledger as it is although it may be an older state; what was written "
+    "before and is lost is forgotten. Look for a newer backup first.",
+)
+@click.option("--reason", help="Why, for --as-it-is; it stands in the ledger for good.")
+def restore(
+    backup_file: Path | None,
+    home: HomeDirectory,
+    receipts: Path | None,
+    accept_loss: str | None,
+    as_it_is: bool,
+    reason: str | None,
+) -> None:
+    """Puts a backup in the ledger's place; refused when charges would be forgotten.
+
+    What clients' receipts prove was spent, and a budget that is lowered by that much keeps the promise.
+    """
+    if as_it_is == (backup_file is not None):
+        raise click.UsageError("name the backup's file; or give --as-it-is where there is none")
+    if chosen_act(as_it_is=as_it_is, reason=reason) and reason is not None:
+        home.accept_ledger(reason=reason)
+        click.echo("accepted, in writing; lower the budget by what the lost charges may have spent")
+    elif backup_file is not None:
+        _restore(backup_file, home, receipts, accept_loss)
+
+
+def _restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
     arguments = {"backup": sha256(backup_file.read_bytes()), "accept_loss": accept_loss}
 
     def enrolled() -> Enrolled:
@@ -134,19 +156,6 @@ def restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accep
     with home.open_ledger(witnessed=False) as books:
         Witness(home.ledger_witness()).note(books.head())
     click.echo("restored; nothing was forgotten" if loss is None else f"restored with a loss: {loss}")
-
-
-@ledger.command("accept")
-@home_option
-@reason_option
-def accept(home: HomeDirectory, reason: str) -> None:
-    """Serves the ledger as it is although it may be an older state: what was written before and is lost is forgotten.
-
-    Look for a newer backup first, and ask the clients for their receipts: what they prove was spent, and a budget that
-    is lowered by that much keeps the promise.
-    """
-    home.accept_ledger(reason=reason)
-    click.echo("accepted, in writing; lower the budget by what the lost charges may have spent")
 
 
 @ledger.command("move")
@@ -185,99 +194,93 @@ def export(home: HomeDirectory, out: Path | None, name: str | None) -> None:
     click.echo(f"exported to {out}")
 
 
-@click.group()
-def run() -> None:
-    """Runs that were charged."""
-
-
-@record_command(run, "list", format_option)
-def list_runs(record: Record) -> None:
-    """Every run: who was charged what, for which release and purpose."""
-    rows = [
-        {
-            "run_id": charged.run_id,
-            "client": charged.client,
-            "opened": charged.opened[:19] + "Z",
-            "mechanism": charged.mechanism,
-            "noise": charged.noise,
-            "epsilon": charged.epsilon,
-            "increase": charged.increase,
-            "steps": charged.steps,
-            "steps_used": charged.steps_used,
-            "batch": charged.batch,
-            "state": charged.state,
-            "purpose": charged.purpose,
-        }
-        for charged in record.runs
-    ]
-    show(rows, title="Runs; epsilon is of the run alone, increase what it added to the data set's")
-    explain(WHY_COUNTS_DIFFER)
-
-
-@record_command(run, "show", click.argument("run_id"), format_option)
-def show_run(run_id: str, record: Record) -> None:
-    """One run: purpose, release, noise, price, and the signed receipt that its client holds."""
-    show(asdict(record.run(run_id)), title="A run; noise is the standard deviation")
-    explain(WHY_COUNTS_DIFFER)
-
-
-@ledger_command(run, "prune", click.argument("run_id"), reason_option)
-def prune(run_id: str, books: Ledger, reason: str) -> None:
-    """Closes a run and discards its stored replies, which take room; charges and receipts stay."""
-    discarded = books.prune_replies(run_id, reason=reason)
-    click.echo(f"run {run_id} is closed; {discarded} replies were discarded")
-
-
-@click.group()
-def extractor() -> None:
-    """Extractor graphs that may see records, where extractors.approval is "listed"."""
-
-
-@ledger_command(extractor, "approve", _digest)
-def approve(digest: str, books: Ledger) -> None:
-    """Lets the graph with this SHA-256 run."""
-    books.approve_extractor(digest)
-    click.echo(f"{digest} is approved")
-
-
-@ledger_command(extractor, "withdraw", _digest)
-def withdraw(digest: str, books: Ledger) -> None:
-    """Withdraws an approval: the graph's runs get no further step."""
-    books.revoke_extractor(digest)
-    click.echo(f"{digest} is no longer approved")
-
-
-@record_command(extractor, "list", format_option)
-def list_extractors(record: Record) -> None:
-    """The approved graphs."""
-    rows = [{"digest": digest} for digest in sorted(record.reading.books.extractors)]
-    show(rows, title="Approved extractor graphs")
-
-
-@click.group()
-def incidents() -> None:
-    """Unexpected errors: what a client was told a number of."""
-
-
-@incidents.command("list")
+@click.command()
+@click.argument("run_id", required=False)
+@click.option(
+    "--prune",
+    is_flag=True,
+    help="Closes it and discards its stored replies, which take room; charges and receipts stay.",
+)
+@reason_option
 @home_option
 @format_option
-def list_incidents(home: HomeDirectory) -> None:
-    """Every incident, the oldest first."""
+def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | None) -> None:
+    """Shows every run, or RUN_ID with its noise, price and signed receipt. The id's first digits will do."""
+    if chosen_act(prune=prune, reason=reason) and reason is not None:
+        if run_id is None:
+            raise click.UsageError("--prune needs the run's RUN_ID")
+        with home.open_ledger() as books:
+            discarded = books.prune_replies(run_id, reason=reason)
+        click.echo(f"run {run_id} is closed; {discarded} replies were discarded")
+        return
+    record = record_of(home)
+    if run_id is not None:
+        show(asdict(record.run(run_id)), title="A run; noise is the standard deviation")
+    else:
+        rows = [
+            {
+                "run_id": charged.run_id,
+                "client": charged.client,
+                "opened": charged.opened[:19] + "Z",
+                "mechanism": charged.mechanism,
+                "noise": charged.noise,
+                "epsilon": charged.epsilon,
+                "increase": charged.increase,
+                "steps": charged.steps,
+                "steps_used": charged.steps_used,
+                "batch": charged.batch,
+                "state": charged.state,
+                "purpose": charged.purpose,
+            }
+            for charged in record.runs
+        ]
+        show(rows, title="Runs; epsilon is of the run alone, increase what it added to the data set's")
+    explain(WHY_COUNTS_DIFFER)
+
+
+@click.command()
+@click.argument("digest", required=False)
+@click.option("--approve", is_flag=True, help="Lets the graph with this SHA-256 run.")
+@click.option("--withdraw", is_flag=True, help="Withdraws an approval: the graph's runs get no further step.")
+@home_option
+@format_option
+def extractors(digest: str | None, home: HomeDirectory, approve: bool, withdraw: bool) -> None:
+    """Shows the extractor graphs that may see records, where extractors.approval is "listed"; or changes them."""
+    act = chosen_act(approve=approve, withdraw=withdraw)
+    if act is None:
+        rows = [
+            {"digest": known} for known in sorted(record_of(home).reading.books.extractors) if digest in (None, known)
+        ]
+        show(rows, title="Approved extractor graphs")
+        return
+    if digest is None:
+        raise click.UsageError(f"{act} needs the graph's DIGEST")
+    with home.open_ledger() as books:
+        if approve:
+            books.approve_extractor(digest)
+        else:
+            books.revoke_extractor(digest)
+    click.echo(f"{digest} is {'approved' if approve else 'no longer approved'}")
+
+
+@click.command()
+@click.argument("number", required=False)
+@home_option
+@format_option
+def incidents(number: str | None, home: HomeDirectory) -> None:
+    """Shows unexpected errors, the oldest first, or where NUMBER happened, of which a client was told.
+
+    What it was about is kept nowhere.
+    """
+    book = IncidentBook(home.incidents)
+    if number is not None:
+        show(asdict(book.find(number)))
+        return
     rows = [
         {"number": i.number, "time": i.time, "operation": i.operation, "client": i.client, "error": i.errors[0]["type"]}
-        for i in IncidentBook(home.incidents).all()
+        for i in book.all()
     ]
     show(rows, title="Incidents")
-
-
-@incidents.command("show")
-@click.argument("number")
-@home_option
-@format_option
-def show_incident(number: str, home: HomeDirectory) -> None:
-    """Where the incident with this NUMBER happened; what it was about is kept nowhere."""
-    show(asdict(IncidentBook(home.incidents).find(number)))
 
 
 def client_view(home: HomeDirectory, books: Ledger, name: str) -> Sequence[str]:
@@ -287,7 +290,7 @@ def client_view(home: HomeDirectory, books: Ledger, name: str) -> Sequence[str]:
         GrantNotHeld: no client of this name was ever added.
     """
     if name not in {known.name for known in books.clients()}:
-        raise GrantNotHeld(f"no client {name!r} was ever added; `dpswd-curator client list` shows who was")
+        raise GrantNotHeld(f"no client {name!r} was ever added; `dpswd-curator clients` shows who was")
     return write_view(
         books.history(),
         client=name,

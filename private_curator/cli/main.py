@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -11,16 +11,16 @@ from dpswd.private_curator.books.figures import LedgerStatus
 from dpswd.private_curator.cli import common
 from dpswd.private_curator.cli.apply import apply
 from dpswd.private_curator.cli.budgets import budget
-from dpswd.private_curator.cli.certs import cert
-from dpswd.private_curator.cli.clients import client
+from dpswd.private_curator.cli.certificates import approve, certificates
+from dpswd.private_curator.cli.clients import add, clients
 from dpswd.private_curator.cli.cluster import cluster
 from dpswd.private_curator.cli.console import console
 from dpswd.private_curator.cli.history import history, report
-from dpswd.private_curator.cli.ledgers import extractor, incidents, ledger, run
-from dpswd.private_curator.cli.operators import operator
+from dpswd.private_curator.cli.ledgers import extractors, incidents, ledger, runs
+from dpswd.private_curator.cli.operators import operators
 from dpswd.private_curator.cli.publishing import describe, publish
 from dpswd.private_curator.cli.records import contract_options, reading, reading_options, records, scaling_options
-from dpswd.private_curator.cli.requests import request
+from dpswd.private_curator.cli.requests import requests
 from dpswd.private_curator.cli.serving import parse_address, preflight, serve, settings
 from dpswd.private_curator.operator import guards
 from dpswd.private_curator.records.opening import open_source
@@ -31,8 +31,16 @@ from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 
+class _Curator(common.Program):
+    sections: ClassVar = {
+        "Every day": ("serve", "console", "budget", "clients", "approve", "requests", "runs", "history", "publish"),
+        "Sometimes": ("init", "preflight", "add", "records", "apply", "ledger", "report", "incidents"),
+        "Rarely": ("describe", "certificates", "extractors", "operators", "settings", "cluster"),
+    }
+
+
 @click.group(
-    cls=common.Commands,
+    cls=_Curator,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 done, 2 wrong usage, 3 settings, 4 records, 5 ledger unavailable, 6 ledger corrupt, "
     "7 no such client or run, 8 refused by the accountant, 9 wrong value, 10 any other refusal, 1 a defect. "
@@ -139,7 +147,7 @@ def init(
                 "names": " ".join(names),
                 "ledger_public_key": books.public_key.hex(),
             },
-            title="A new curator; next: dpswd-curator preflight, then dpswd-curator cert approve",
+            title="A new curator; next: dpswd-curator preflight, then dpswd-curator approve",
         )
     for note in layout.notes:
         common.explain(f"note: {note}")
@@ -163,7 +171,8 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
     return {"url": url, "schema_name": schema, "password_file": password_file and str(password_file)}
 
 
-for command in (cert, client, budget, extractor, ledger, records, run, incidents, serve, settings, preflight, apply):
+for command in (serve, console, budget, clients, approve, requests, runs, history, preflight, publish, apply):
     main.add_command(command)
-for command in (describe, publish, history, report, request, console, cluster, operator):
+for command in (add, records, describe, report, ledger, incidents, certificates, extractors, operators, cluster):
     main.add_command(command)
+main.add_command(settings)

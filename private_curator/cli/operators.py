@@ -1,4 +1,4 @@
-"""``dpswd-curator operator``: who may act, each with a credential of their own."""
+"""``dpswd-curator operators``: who may act, each with a credential of their own."""
 
 from __future__ import annotations
 
@@ -6,52 +6,55 @@ from pathlib import Path
 
 import click
 
-from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.operators import Operator
-from dpswd.private_curator.cli.common import FILE, format_option, home_option, ledger_command, reason_option, show
+from dpswd.private_curator.cli.common import (
+    FILE,
+    chosen_act,
+    format_option,
+    home_if_given_option,
+    needed,
+    reason_option,
+    show,
+)
 from dpswd.private_curator.operator import acts
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 
 
-@click.group()
-def operator() -> None:
-    """Operators with credentials: from the first on, every act but freezing and pausing is signed by one."""
-
-
-@operator.command("key")
-@click.argument("name")
-@click.option("--out", required=True, type=FILE, help="The credential's file, which you alone may read (mode 0600).")
-def key(name: str, out: Path) -> None:
-    """Makes your own credential, on your own account; NAME is what the ledger calls you."""
-    made = Operator.make(out, name)
-    click.echo(f"{out} is yours alone: give it with --credential. Let it be enrolled:")
-    click.echo(f"dpswd-curator operator add {made.name!r} {made.credential}")
-
-
-@operator.command("add")
-@click.argument("name")
-@click.argument("public_key")
-@home_option
-def add(name: str, public_key: str, home: HomeDirectory) -> None:
-    """Enrols the operator NAME, whose `operator key` has printed PUBLIC_KEY.
-
-    Takes a credential where operators are enrolled, and two where operators.second wants them for any act.
-    """
-    acts.enrol_operator(home, name, public_key)
-    click.echo(f"{name} is enrolled")
-
-
-@operator.command("remove")
-@click.argument("name")
-@home_option
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--make", type=FILE, help="Makes your own credential, a file that you alone may read; NAME is what you are called."
+)
+@click.option("--add", metavar="PUBLIC_KEY", help="Enrols NAME, for whom --make has printed PUBLIC_KEY.")
+@click.option("--remove", is_flag=True, help="Takes NAME out: the credential counts no more.")
 @reason_option
-def remove(name: str, home: HomeDirectory, reason: str) -> None:
-    """Takes the operator NAME out: the credential counts no more."""
-    acts.remove_operator(home, name, reason=reason)
-    click.echo(f"{name} is no operator any more")
+@home_if_given_option
+@format_option
+def operators(
+    name: str | None, home: HomeDirectory | None, make: Path | None, add: str | None, remove: bool, reason: str | None
+) -> None:
+    """Shows who is enrolled, or changes it. From the first on, every act but freezing and pausing is signed by one.
 
-
-@ledger_command(operator, "list", format_option)
-def list_operators(books: Ledger) -> None:
-    """Who is enrolled, with the public key of the credential."""
-    show([{"operator": name, "key": key} for name, key in sorted(books.operators().items())], title="Operators")
+    To enrol or remove takes a credential where operators are enrolled, and two where operators.second wants them for
+    any act.
+    """
+    act = chosen_act(make=make, add=add, remove=remove)
+    if act is None:
+        with needed(home).open_ledger() as books:
+            rows = [{"operator": known, "key": key} for known, key in sorted(books.operators().items())]
+        show(rows, title="Operators")
+        return
+    if name is None:
+        raise click.UsageError(f"{act} needs the operator's NAME")
+    if make is not None:
+        made = Operator.make(make, name)
+        click.echo(f"{make} is yours alone: give it with --credential. Let it be enrolled:")
+        click.echo(f"dpswd-curator operators {made.name!r} --add {made.credential}")
+    elif add is not None:
+        acts.enrol_operator(needed(home), name, add)
+        click.echo(f"{name} is enrolled")
+    elif reason is None:
+        raise click.UsageError("Missing option '--reason'.")
+    else:
+        acts.remove_operator(needed(home), name, reason=reason)
+        click.echo(f"{name} is no operator any more")

@@ -7,7 +7,7 @@ name.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dpswd.private_curator.books.audit import Progress, VerificationReport, untold, verify_file
 from dpswd.private_curator.books.figures import AccountStatus
@@ -79,6 +79,7 @@ def approve_certificate(
     epsilon: float | None = None,
     delta: float | None = None,
     renew: bool = False,
+    replace: bool = False,
     told: str | None = None,
 ) -> tuple[ClientCertificate, bool]:
     """Signs a client's request and registers its certificate.
@@ -90,6 +91,7 @@ def approve_certificate(
         epsilon: a new client's share; None for none.
         delta: the share's; the data set's by default.
         renew: a plain request is for a client that exists.
+        replace: its old certificates stop counting at once.
         told: the request's fingerprint as the client told it over another way. A renewal needs none: the old key
             proves who asks.
 
@@ -107,11 +109,15 @@ def approve_certificate(
         known = _is_known(ledger, asked, renew=renew)
     if known and epsilon is not None:
         raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator client share`")
+    if replace and not known:
+        raise SettingsError(f"{asked.name} is no client yet, and has no certificate to replace; leave --replace out")
     if asked.proven_by is None:
         check_told(asked.request, told)
     arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
+    arguments |= {"replace": replace}
     with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
-        return _signed(acting, asked, days=days, share=(epsilon, delta), known=known), known
+        register = None if not known else Ledger.renew_client if replace else Ledger.add_certificate
+        return _signed(acting, asked, days=days, share=(epsilon, delta), register=register), known
 
 
 def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
@@ -206,18 +212,24 @@ def verify_ledger(
 
 
 def _signed(
-    home: HomeDirectory, asked: SigningRequest, *, days: float, share: tuple[float | None, float | None], known: bool
+    home: HomeDirectory,
+    asked: SigningRequest,
+    *,
+    days: float,
+    share: tuple[float | None, float | None],
+    register: Callable[[Ledger, str, str], None] | None,
 ) -> ClientCertificate:
+    """Signs the request; registers it as a new client's, or as `register` does."""
     epsilon, delta = share
     with home.open_ledger() as ledger:
         own = None
         if epsilon is not None:
             own = _budget(epsilon, ledger.status().data_set.delta if delta is None else delta)
         issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
-        if known:
-            ledger.add_certificate(asked.name, issued.fingerprint)
-        else:
+        if register is None:
             ledger.add_client(asked.name, issued.fingerprint, own)
+        else:
+            register(ledger, asked.name, issued.fingerprint)
     return issued
 
 

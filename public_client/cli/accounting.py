@@ -1,9 +1,6 @@
-"""``calibrate`` and ``epsilon``: the accountant from the command line, without a curator."""
+"""``calibrate``: the accountant from the command line, without a curator."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import click
 
@@ -13,47 +10,30 @@ from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _BOUNDS = [bound.value for bound in Bound]
 
 
-def _run_options(command: _Command) -> _Command:
-    for option in reversed(
-        (
-            click.option("--features", type=int, required=True, help="d, dimension of the features."),
-            click.option("--directions", type=int, required=True, help="k, random directions of each step."),
-            click.option("--records", type=int, required=True, help="n, records of the data set."),
-            click.option("--batch", type=int, required=True, help="b, records of each secret sample."),
-            click.option("--steps", type=int, required=True, help="T, steps of the run."),
-            click.option("--delta", type=float, required=True, help="Probability that the bound may fail with."),
-            click.option(
-                "--bound", type=click.Choice(_BOUNDS), default="auto", show_default=True, help="How to price the run."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
 @click.command()
-@_run_options
-@click.option("--epsilon", type=float, required=True, help="What the run may cost.")
+@click.option("--features", type=int, required=True, help="d, dimension of the features.")
+@click.option("--directions", type=int, required=True, help="k, random directions of each step.")
+@click.option("--records", type=int, required=True, help="n, records of the data set.")
+@click.option("--batch", type=int, required=True, help="b, records of each secret sample.")
+@click.option("--steps", type=int, required=True, help="T, steps of the run.")
+@click.option("--delta", type=float, required=True, help="Probability that the bound may fail with.")
+@click.option("--bound", type=click.Choice(_BOUNDS), default="auto", show_default=True, help="How to price the run.")
+@click.option("--epsilon", type=float, help="What the run may cost: gives the noise for it.")
+@click.option("--sigma", type=float, help="Or the standard deviation of the noise on each projection: gives its cost.")
 @format_option
-def calibrate(*, bound: str, epsilon: float, delta: float, output: str, **run: int) -> None:
-    """Noise of a run of noisy projections (DP-SWD, row by row) for a given epsilon.
+def calibrate(*, bound: str, epsilon: float | None, sigma: float | None, delta: float, output: str, **run: int) -> None:
+    """Noise of a run of noisy projections (DP-SWD, row by row) for a given epsilon, or the other way round.
 
     clt, bernstein and bernstein-published reproduce published recipes and are no guarantees.
     """
-    sigma = calibrate_sigma(lambda sigma: _rows(sigma, **run), epsilon=epsilon, delta=delta, bound=Bound(bound))
-    _show(sigma, _rows(sigma, **run), delta, Bound(bound), output)
-
-
-@click.command()
-@_run_options
-@click.option("--sigma", type=float, required=True, help="Standard deviation of the noise on each projection.")
-@format_option
-def epsilon(*, bound: str, sigma: float, delta: float, output: str, **run: int) -> None:
-    """Cost of a run of noisy projections with given noise: the inverse of calibrate."""
+    if (epsilon is None) == (sigma is None):
+        raise click.UsageError("give --epsilon for the noise, or --sigma for the cost")
+    if sigma is None and epsilon is not None:
+        sigma = calibrate_sigma(lambda sigma: _rows(sigma, **run), epsilon=epsilon, delta=delta, bound=Bound(bound))
+    assert sigma is not None
     _show(sigma, _rows(sigma, **run), delta, Bound(bound), output)
 
 

@@ -1,4 +1,4 @@
-"""``budget``: what is left at a hospital, and asking its operator for more."""
+"""``requests``: asking a hospital's operator for more budget."""
 
 from __future__ import annotations
 
@@ -16,31 +16,23 @@ if TYPE_CHECKING:
     from dpswd.public_client.curator.values import BudgetAnswer
 
 
-@click.group()
-def budget() -> None:
-    """A hospital's budget: only its operator can change it, and can be asked."""
-
-
-@budget.command("request")
+@click.command()
 @curator_options
-@click.option("--epsilon", type=float, required=True, help="On top of what may be spent now.")
-@click.option("--because", required=True, help="Why, in one line of at most 200 characters, for the operator.")
+@click.option("--epsilon", type=float, help="Asks for so much on top of what may be spent now; needs --reason.")
+@click.option("--reason", help="Why, in one line of at most 200 characters, for the operator.")
 @format_option
-def request(address: str, credentials: Path, epsilon: float, because: str, output: str) -> None:
-    """Asks the operator for more budget. Nothing changes before the operator decides; one request waits at a time."""
-    with connect(address, credentials) as hospital:
-        asked = hospital.curator.request_budget(epsilon, because=because)
-    _show(asked[-1:], output)
+def requests(address: str, credentials: Path, epsilon: float | None, reason: str | None, output: str) -> None:
+    """What became of your requests for budget; or asks the operator for more.
 
-
-@budget.command("requests")
-@curator_options
-@format_option
-def requests(address: str, credentials: Path, output: str) -> None:
-    """What became of the requests for budget: approved, cut or denied, with the operator's words."""
+    Nothing changes before the operator decides; one request waits at a time.
+    """
+    if (epsilon is None) != (reason is None):
+        raise click.UsageError("--epsilon and --reason belong together: how much more, and why")
     with connect(address, credentials) as hospital:
-        asked = hospital.curator.budget_requests()
-    _show(asked, output)
+        if epsilon is None or reason is None:
+            _show(hospital.curator.budget_requests(), output)
+        else:
+            _show(hospital.curator.request_budget(epsilon, because=reason)[-1:], output)
 
 
 def _show(asked: Sequence[BudgetAnswer], output: str) -> None:

@@ -1,4 +1,4 @@
-"""``cert``: the client's own key and certificate, from the first request to each renewal."""
+"""``init`` and ``certificate``: the client's own key and certificate, from the first request to each renewal."""
 
 from __future__ import annotations
 
@@ -7,65 +7,69 @@ from pathlib import Path
 
 import click
 
-from dpswd.public_client.cli.hospital import init
 from dpswd.public_client.cli.options import CREDENTIALS_HELP, DIRECTORY, FILE, format_option, tell
 from dpswd.public_client.curator.identity import Identity
 
-_credentials_option = click.option("--credentials", type=DIRECTORY, required=True, help=CREDENTIALS_HELP)
 
-
-@click.group()
-def cert() -> None:
-    """The client's key and certificate; keys never leave this machine."""
-
-
-cert.add_command(init, "request")
-
-
-@cert.command("renew")
-@_credentials_option
+@click.command()
+@click.argument("name")
+@click.option("--out", type=DIRECTORY, required=True, help="Credentials directory.")
 @format_option
-def renew(credentials: Path, output: str) -> None:
-    """Makes a new key and a request that the present key signs, for the operator to approve.
-
-    The present certificate goes on working. When it has expired, send client.csr instead: the operator then has to make
-    sure who asks.
-    """
-    from dpswd.public_client.curator.identity import REQUEST, renew
-
-    path = renew(credentials)
-    text = (
-        f"{path}: send it to the curator's operator (dpswd-curator cert approve); with the client.crt that comes back: "
-        f"dpswd-client cert install CLIENT.CRT --credentials {credentials}"
-    )
-    tell(output, {"renewal": str(path), "request": str(credentials / REQUEST)}, text)
-
-
-@cert.command("install")
-@click.argument("certificate", type=FILE)
-@_credentials_option
-@format_option
-def install(certificate: Path, credentials: Path, output: str) -> None:
-    """Puts the renewed CERTIFICATE and its key in the place of the old pair, which is kept as *.previous."""
-    from dpswd.public_client.curator.identity import install
-
-    _show(install(certificate, credentials), output)
-
-
-@cert.command("show")
-@_credentials_option
-@format_option
-def show(credentials: Path, output: str) -> None:
-    """Name, expiry and fingerprint of the certificate; before there is one, the fingerprint of the request."""
-    from dpswd.public_client.curator.identity import CERTIFICATE, REQUEST, read_identity
+def init(name: str, out: Path, output: str) -> None:
+    """Makes a private key and a certificate request for NAME; the operator signs the request."""
+    from dpswd.public_client.curator.identity import make_identity
     from dpswd.shared.certificates import request_fingerprint
 
+    request = make_identity(name, out)
+    told = request_fingerprint(request.read_bytes())
+    text = (
+        f"{request}: send it to the curator's operator, who returns client.crt and ca.crt for {out}\n"
+        f"fingerprint of the request: {told}\n"
+        "tell it to the operator over another way, such as the telephone: approval asks for it"
+    )
+    tell(output, {"key": str(out / "client.key"), "request": str(request), "request_fingerprint": told}, text)
+
+
+@click.command()
+@click.option("--credentials", type=DIRECTORY, required=True, help=CREDENTIALS_HELP)
+@click.option(
+    "--renew",
+    "renewing",
+    is_flag=True,
+    help="Makes a new key and a request that the present key signs, for the operator to approve; the present "
+    "certificate goes on working. When it has expired, send client.csr instead.",
+)
+@click.option(
+    "--install",
+    "renewed",
+    type=FILE,
+    metavar="CLIENT.CRT",
+    help="Puts the renewed certificate and its key in the place of the old pair, which is kept as *.previous.",
+)
+@format_option
+def certificate(credentials: Path, renewing: bool, renewed: Path | None, output: str) -> None:
+    """Name, expiry and fingerprint of your certificate; or renews it. Keys never leave this machine.
+
+    Before there is a certificate: the fingerprint of the request.
+    """
+    from dpswd.public_client.curator.identity import CERTIFICATE, REQUEST, install, read_identity, renew
+    from dpswd.shared.certificates import request_fingerprint
+
+    if renewing and renewed is not None:
+        raise click.UsageError("--renew and --install are two acts; between them the operator signs")
     request = credentials / REQUEST
-    if request.is_file() and not (credentials / CERTIFICATE).exists():
+    if renewing:
+        path = renew(credentials)
+        text = (
+            f"{path}: send it to the curator's operator (dpswd-curator approve); with the client.crt that comes back: "
+            f"dpswd-client certificate --install CLIENT.CRT --credentials {credentials}"
+        )
+        tell(output, {"renewal": str(path), "request": str(request)}, text)
+    elif renewed is None and request.is_file() and not (credentials / CERTIFICATE).exists():
         told = request_fingerprint(request.read_bytes())
         tell(output, {"request_fingerprint": told}, f"no certificate yet; fingerprint of the request {told}")
-        return
-    _show(read_identity(credentials), output)
+    else:
+        _show(read_identity(credentials) if renewed is None else install(renewed, credentials), output)
 
 
 def _show(identity: Identity, output: str) -> None:
@@ -73,6 +77,6 @@ def _show(identity: Identity, output: str) -> None:
 
     left = identity.expires - dt.datetime.now(dt.UTC)
     known = {"name": identity.name, "fingerprint": identity.fingerprint, "expires": identity.expires.isoformat()}
-    advice = "" if left > RENEW_BEFORE else "; renew it now with `dpswd-client cert renew`"
+    advice = "" if left > RENEW_BEFORE else "; renew it now with `dpswd-client certificate --renew`"
     text = f"{identity.name}, expires {identity.expires:%Y-%m-%d} ({left.days} days){advice}"
     tell(output, known | {"days_left": left.days}, f"{text}\nfingerprint {identity.fingerprint}")

@@ -1,4 +1,4 @@
-"""``describe``, ``plan`` and ``init``: everything before a training."""
+"""``describe`` and ``plan``: everything before a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpswd.public_client.cli.options import (
-    DIRECTORY,
     EXIT_DOES_NOT_FIT,
     FILE,
     connect,
@@ -180,22 +179,3 @@ def _uncompared(description: Description, output: str) -> None:
     """What of a team's source is not held to the hospital's, where an experiment declares nothing."""
     for text in description.contract.uncompared() if output == "text" else ():
         click.echo(f"note: {text}", err=True)
-
-
-@click.command()
-@click.argument("name")
-@click.option("--out", type=DIRECTORY, required=True, help="Credentials directory.")
-@format_option
-def init(name: str, out: Path, output: str) -> None:
-    """Makes a private key and a certificate request for NAME; the operator signs the request."""
-    from dpswd.public_client.curator.identity import make_identity
-    from dpswd.shared.certificates import request_fingerprint
-
-    request = make_identity(name, out)
-    told = request_fingerprint(request.read_bytes())
-    text = (
-        f"{request}: send it to the curator's operator, who returns client.crt and ca.crt for {out}\n"
-        f"fingerprint of the request: {told}\n"
-        "tell it to the operator over another way, such as the telephone: approval asks for it"
-    )
-    tell(output, {"key": str(out / "client.key"), "request": str(request), "request_fingerprint": told}, text)

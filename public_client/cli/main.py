@@ -6,23 +6,23 @@ import errno
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
+from dpswd.shared.command_line import Commands
 from dpswd.shared.core import errors
 
 _COMMANDS = {
     "describe": ("dpswd.public_client.cli.hospital", "describe"),
     "plan": ("dpswd.public_client.cli.hospital", "plan"),
-    "init": ("dpswd.public_client.cli.hospital", "init"),
-    "cert": ("dpswd.public_client.cli.certificates", "cert"),
+    "init": ("dpswd.public_client.cli.certificates", "init"),
+    "certificate": ("dpswd.public_client.cli.certificates", "certificate"),
     "calibrate": ("dpswd.public_client.cli.accounting", "calibrate"),
-    "epsilon": ("dpswd.public_client.cli.accounting", "epsilon"),
     "verify": ("dpswd.public_client.cli.verification", "verify"),
     "prepare": ("dpswd.public_client.cli.preparing", "prepare"),
     "train": ("dpswd.public_client.cli.training", "train"),
-    "budget": ("dpswd.public_client.cli.budgets", "budget"),
+    "requests": ("dpswd.public_client.cli.budgets", "requests"),
     "generate": ("dpswd.public_client.cli.generating", "generate"),
     "evaluate": ("dpswd.public_client.cli.evaluating", "evaluate"),
     "settings": ("dpswd.public_client.cli.configuring", "settings"),
@@ -52,12 +52,14 @@ _STORAGE_ADVICE = {
 """What to do about a file that cannot be read or written; other errors of the system are defects."""
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Commands):
     """A group whose commands are imported by name."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All commands, in the order of a first session."""
-        return list(_COMMANDS)
+    sections: ClassVar = {
+        "Every day": ("describe", "plan", "train", "evaluate", "generate", "verify"),
+        "Sometimes": ("demo", "init", "requests", "prepare", "certificate"),
+        "Rarely": ("settings", "calibrate"),
+    }
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Imports a command."""
@@ -78,7 +80,7 @@ class _LazyGroup(click.Group):
             if (page := page_of(error)) is not None:
                 click.echo(f"see {page}", err=True)
             sys.exit(exit_code(error))
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _STORAGE_ADVICE:

@@ -45,7 +45,10 @@ _KEYS = {
     "--device": "device",
 }
 """Options that stand for one key of the experiment; one that is not given leaves the file's value alone."""
-
+_FIRST_PAGE = frozenset(
+    ("--data", "--method", "--epsilon", "--evaluate-epsilon", "--purpose", "--checkpoint", "--resume", "--keep-best")
+) | {"--save", "--dry-run"}
+"""Of them and of `train`, what ``--help`` shows."""
 
 EXPERIMENT = click.option(
     "--experiment", "file", type=FILE, help="TOML or YAML file; every other option replaces one of its keys."
@@ -53,18 +56,24 @@ EXPERIMENT = click.option(
 CHANGES = click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replaces any key, e.g. privacy.delta=1e-6."
 )
-SETTINGS = click.option(
-    "--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own, e.g. coefficients=4."
-)
+SETTING_HELP = "One of the method's own, e.g. coefficients=4."
+SETTINGS = click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help=SETTING_HELP)
 
 
-def key_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """These options of `_KEYS`, or all, in the words of the experiment's schema; values are checked with the file's."""
+def key_options(
+    *names: str, shown: frozenset[str] = frozenset(_KEYS)
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """These options of `_KEYS`, or all, in the words of the experiment's schema; values are checked with the file's.
+
+    Args:
+        names: of the options.
+        shown: those that ``--help`` shows.
+    """
     chosen = {name: _KEYS[name] for name in names or _KEYS}
-    return lambda command: _key_options(command, chosen)
+    return lambda command: _key_options(command, chosen, shown)
 
 
-def _key_options(command: Callable[..., None], keys: dict[str, str]) -> Callable[..., None]:
+def _key_options(command: Callable[..., None], keys: dict[str, str], shown: frozenset[str]) -> Callable[..., None]:
     schema = Experiment.model_json_schema()
     for option, key in reversed(keys.items()):
         *section, name = key.split(".")
@@ -81,6 +90,7 @@ def _key_options(command: Callable[..., None], keys: dict[str, str]) -> Callable
             key.replace(".", "__"),
             is_flag=value["type"] == "boolean",
             multiple=repeated,
+            hidden=option not in shown,
             type=click.Choice(value["enum"]) if "enum" in value else None,
             metavar=None if "enum" in value else one.get("format", one["type"]).upper(),
             help=" ".join([told["description"], *hints]),
@@ -88,13 +98,30 @@ def _key_options(command: Callable[..., None], keys: dict[str, str]) -> Callable
     return command
 
 
+def _help_all(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        hidden = [each for each in context.command.params if isinstance(each, click.Option) and each.hidden]
+        for each in hidden:
+            each.hidden = False
+        told = context.get_help()
+        for each in hidden:
+            each.hidden = True
+        click.echo(told)
+        context.exit()
+
+
 @click.command()
 @EXPERIMENT
 @CHANGES
-@SETTINGS
-@click.option("--print-experiment", is_flag=True, help="Prints the experiment with all its defaults as YAML, and ends.")
-@click.option("--print-schema", is_flag=True, help="Prints the file's JSON schema, and ends.")
-@click.option("--list-methods", is_flag=True, help="Prints the methods, and ends.")
+@click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", hidden=True, help=SETTING_HELP)
+@click.option(
+    "--print-experiment",
+    is_flag=True,
+    hidden=True,
+    help="Prints the experiment with all its defaults as YAML, and ends.",
+)
+@click.option("--print-schema", is_flag=True, hidden=True, help="Prints the file's JSON schema, and ends.")
+@click.option("--list-methods", is_flag=True, hidden=True, help="Prints the methods, and ends.")
 @click.option(
     "--curator",
     "curators",
@@ -119,8 +146,16 @@ def _key_options(command: Callable[..., None], keys: dict[str, str]) -> Callable
     "--key", "keys", multiple=True, type=FILE, help="The ledger's public key; one for each --release, in their order."
 )
 @click.option("--explain", is_flag=True, help="Also prints what the answers are made of: odds, nats, misfits.")
-@key_options()
+@key_options(shown=_FIRST_PAGE)
 @format_option
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_help_all,
+    help="Shows all options; the experiment's file has more (--print-schema).",
+)
 def train(
     file: Path | None,
     changes: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""``dpswd-curator cert``: the curator's authority, and approving what clients ask for."""
+"""``dpswd-curator certificates`` and ``approve``: the curator's authority, and signing what clients ask for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from pathlib import Path
 
 import click
 
-from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.cli.clients import credentials_options, hand_out, share_options
 from dpswd.private_curator.cli.common import (
     FILE,
+    chosen_act,
     fingerprint_option,
     format_option,
     home_option,
-    ledger_command,
-    reason_option,
     san_option,
     show,
 )
@@ -26,33 +24,7 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 
 
-@click.group()
-def cert() -> None:
-    """Certificates: the authority, clients' requests and renewals, expiry, withdrawal."""
-
-
-@cert.command("init")
-@home_option
-@san_option
-def init(home: HomeDirectory, names: tuple[str, ...]) -> None:
-    """Makes the authority and the server's certificate of a home that has none; `init` does so for a new curator.
-
-    For a home whose certificates were lost: every client then needs a new certificate (`cert approve --renew`).
-    """
-    home.authority.create(names=names, data_set=configuration.load(home.path).records.name)
-    click.echo(f"new authority and server certificate for {' '.join(names)}")
-
-
-@cert.command("renew-server")
-@home_option
-@san_option
-def renew_server(home: HomeDirectory, names: tuple[str, ...]) -> None:
-    """Makes a new server key and certificate; a running curator takes them after a restart."""
-    home.authority.renew_server(names=names)
-    click.echo(f"new server certificate for {' '.join(names)}; restart the curator")
-
-
-@cert.command("approve")
+@click.command()
 @click.argument("file", type=FILE)
 @home_option
 @credentials_options
@@ -67,6 +39,7 @@ def approve(
     days: int,
     epsilon: float | None,
     delta: float | None,
+    replace: bool,
     told: str | None,
     renew: bool,
 ) -> None:
@@ -74,31 +47,50 @@ def approve(
 
     A plain request proves nothing: the team tells its fingerprint over another way, and --fingerprint gives it here.
     A renewal is signed under the identity that it renews, which proves who asks. The certificate that it renews goes on
-    counting until it expires, or `cert revoke` withdraws it.
+    counting until it expires, is withdrawn (`clients NAME --revoke-certificate`), or with --replace at once no more.
     """
     if not file.is_file():
-        raise SettingsError(f"{file} does not exist; the client makes it with `dpswd-client cert request` or `renew`")
+        raise SettingsError(f"{file} does not exist; the client makes it with `dpswd-client init`, or `certificate`")
     if told is None and sys.stdin.isatty() and file.read_bytes().lstrip().startswith(b"-----BEGIN"):
         told = str(click.prompt("The request's fingerprint, as the team told it over another way", err=True))
     issued, known = acts.approve_certificate(
-        home, file.read_bytes(), days=days, epsilon=epsilon, delta=delta, renew=renew, told=told
+        home,
+        file.read_bytes(),
+        days=days,
+        epsilon=epsilon,
+        delta=delta,
+        renew=renew,
+        replace=replace,
+        told=told,
     )
     title = f"Client {issued.name} has a further certificate" if known else f"Client {issued.name} added"
     hand_out(home, issued, None, out=out, title=title)
 
 
-@ledger_command(cert, "revoke", click.argument("name"), click.argument("fingerprint"), reason_option)
-def revoke(name: str, fingerprint: str, books: Ledger, reason: str) -> None:
-    """Withdraws one certificate of NAME; its others go on. `client revoke` shuts the client out altogether."""
-    books.revoke_certificate(name, fingerprint, reason=reason)
-    click.echo(f"the certificate {fingerprint} of {name} is withdrawn; a running curator refuses its next call")
-
-
-@cert.command("list")
+@click.command()
 @home_option
+@click.option("--renew-server", is_flag=True, help="Makes a new server key and certificate; restart the curator then.")
+@click.option(
+    "--make",
+    is_flag=True,
+    help="Makes the authority and the server's certificate anew where they were lost: every client then needs a new "
+    "certificate (`approve --renew`).",
+)
+@san_option
 @format_option
-def list_certificates(home: HomeDirectory) -> None:
-    """Every certificate that counts, with its expiry."""
+def certificates(home: HomeDirectory, renew_server: bool, make: bool, names: tuple[str, ...]) -> None:
+    """Shows every client's certificate that counts, with its expiry; or makes the curator's own."""
+    if chosen_act(renew_server=renew_server, make=make) is None:
+        _show(home)
+    elif make:
+        home.authority.create(names=names, data_set=configuration.load(home.path).records.name)
+        click.echo(f"new authority and server certificate for {' '.join(names)}")
+    else:
+        home.authority.renew_server(names=names)
+        click.echo(f"new server certificate for {' '.join(names)}; restart the curator")
+
+
+def _show(home: HomeDirectory) -> None:
     with home.open_ledger() as ledger:
         issued = [(client, fingerprint) for client in ledger.clients() for fingerprint in client.fingerprints]
     rows = []
