@@ -59,7 +59,7 @@ def measured(*, pairs: int, seconds: float, threads: int) -> dict[str, dict[str,
         records = np.random.default_rng(4).normal(size=(600, 5)).astype(np.float32)
         curator = CuratorProcess(Path(directory), records, epsilon=9000.0, isolation="in-process")
         for name in ("good", "flood"):
-            curator.command("client", "add", name, "--out", curator.credentials(name))
+            curator.command("add", name, "--out", curator.credentials(name))
         curator.start()
         try:
             with RawClient(curator.address, credentials=curator.credentials("good")) as good:

@@ -225,7 +225,7 @@ def main() -> None:
             ),
         }  # fmt: skip
         subprocess.run(
-            [*COMMAND, "client", "add", "ml-team", "--home", str(home), "--out", str(credentials)],
+            [*COMMAND, "add", "ml-team", "--home", str(home), "--out", str(credentials)],
             check=True,
             stdout=subprocess.DEVNULL,
         )

@@ -68,7 +68,7 @@ class Renewal:
         except ValidationError as error:
             raise InvalidValue(
                 f"the file is neither a certificate request nor a renewal of the format {FORMAT}; make one with "
-                "`dpswd-client cert request` or `dpswd-client cert renew`"
+                "`dpswd-client init` or `dpswd-client certificate --renew`"
             ) from error
 
     def check_signature(self) -> x509.Certificate:

@@ -180,7 +180,7 @@ class OperatorActs(Store[Register]):
             asked = books.requests.get(number)
             if asked is None or asked.decision is not None:
                 state = "is decided already" if asked else "does not exist"
-                raise InvalidValue(f"request {number} {state}; `dpswd-curator request list` shows those that wait")
+                raise InvalidValue(f"request {number} {state}; `dpswd-curator requests` shows those that wait")
             if not 0.0 <= granted <= asked.epsilon:
                 raise InvalidValue(f"request {number} asks for epsilon {asked.epsilon:g}; grant from 0 to that")
             if granted > 0.0:

@@ -92,7 +92,7 @@ class Operator:
         except OSError as error:
             raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, InvalidValue):
-            text = f"{path} is no operator's credential; make one with `dpswd-curator operator key`"
+            text = f"{path} is no operator's credential; make one with `dpswd-curator operators --make`"
             raise SettingsError(text) from None  # the error may quote the key
         if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.geteuid():
             raise SettingsError(

@@ -99,7 +99,8 @@ class Witness:
 
 _REMEDY = (
     "Restore a newer backup with `dpswd-curator ledger restore`; where there is none, ask the clients for their "
-    "receipts (receipts.jsonl), and accept this state in writing with `dpswd-curator ledger accept --reason ...`"
+    "receipts (receipts.jsonl), and accept this state in writing with "
+    "`dpswd-curator ledger restore --as-it-is --reason ...`"
 )
 
 

@@ -108,7 +108,7 @@ def approve_certificate(
     with home.open_ledger() as ledger:
         known = _is_known(ledger, asked, renew=renew)
     if known and epsilon is not None:
-        raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator client share`")
+        raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator clients --share`")
     if replace and not known:
         raise SettingsError(f"{asked.name} is no client yet, and has no certificate to replace; leave --replace out")
     if asked.proven_by is None:
@@ -167,7 +167,7 @@ def check_told(request: bytes, told: str | None) -> None:
     if len(digits) < LEAST_TOLD:
         raise SettingsError(
             "whoever brought this request may have made it: ask the team, over another way, for the request's "
-            f"fingerprint (`dpswd-client init` and `cert show` print it), and give it, at least {LEAST_TOLD} digits "
+            f"fingerprint (`dpswd-client init` and `certificate` print it), and give it, at least {LEAST_TOLD} digits "
             "(--fingerprint)"
         )
     if not request_fingerprint(request).startswith(digits):
@@ -254,7 +254,7 @@ def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
     if not renew:
         raise CredentialsInvalid(
             f"{asked.name!r} is a client already, and a plain request does not prove who made it; ask for a renewal "
-            "(`dpswd-client cert renew`), or make sure who asks and give --renew"
+            "(`dpswd-client certificate --renew`), or make sure who asks and give --renew"
         )
     return True
 

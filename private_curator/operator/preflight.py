@@ -200,9 +200,9 @@ def _ledger(site: _Site) -> str:
 
 
 _REMEDIES = {
-    SERVER_CERTIFICATE: "run `dpswd-curator cert renew-server`",
+    SERVER_CERTIFICATE: "run `dpswd-curator certificates --renew-server`",
     CA_CERTIFICATE: "make a new curator: every client needs a new certificate",
-    SERVER_KEY: "run `dpswd-curator cert renew-server`",
+    SERVER_KEY: "run `dpswd-curator certificates --renew-server`",
     CA_KEY: "restore both from one backup",
 }
 

@@ -44,7 +44,7 @@ def priced(proposal: Proposal, *, client: str, books: Register, settings: Curato
     require_permitted(settings.clients, ALL_MECHANISMS, asked.mechanism, client=client)
     if settings.extractors.approval == "listed" and asked.graph_digest not in books.extractors:
         raise ExtractorNotApproved(
-            f"the graph {asked.graph_digest} is not approved; `dpswd-curator extractor approve` lists it"
+            f"the graph {asked.graph_digest} is not approved; `dpswd-curator extractors --approve` lists it"
         )
     try:
         model = ModelFacts.of(ExtractorGraph.from_bytes(proposal.graph))

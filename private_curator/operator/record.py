@@ -88,7 +88,7 @@ class Record:
         """
         found = next((run for run in self.runs if run.run_id == run_id), None)
         if found is None:
-            raise GrantNotHeld(f"there is no run {run_id!r}; `dpswd-curator run list` shows all")
+            raise GrantNotHeld(f"there is no run {run_id!r}; `dpswd-curator runs` shows all")
         return found
 
     @cached_property

@@ -59,7 +59,7 @@ def seconded(
         raise SettingsError(
             f"{act} takes two operators (operators.second), each with a credential: {len(known.keys)} are enrolled, "
             f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "
-            "operator key`), enrol it (`operator add`), and give it (--credential FILE)"
+            "operators --make`), enrol it (`operators --add`), and give it (--credential FILE)"
         )
     now = now or dt.datetime.now(dt.UTC)
     text = json.dumps([act, arguments], sort_keys=True)

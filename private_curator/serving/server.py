@@ -304,7 +304,8 @@ class CuratorServer:
             )
         except OSError as error:
             raise SettingsError(
-                f"{error.filename} cannot be read ({error.strerror}); make it with `dpswd-curator cert renew-server`"
+                f"{error.filename} cannot be read ({error.strerror}); make it with "
+                "`dpswd-curator certificates --renew-server`"
             ) from error
         return grpc.ssl_server_credentials([(key, certificate)], root_certificates=authority, require_client_auth=True)
 

@@ -211,7 +211,7 @@ class CuratorService:
         """
         known = next((one for one in self.ledger.clients() if one.name == client and not one.revoked), None)
         if known is None:
-            raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator client add` registers one")
+            raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator add` registers one")
         return self._handled(operation, known, request)
 
     def _received(

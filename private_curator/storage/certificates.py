@@ -318,9 +318,7 @@ def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
         request = x509.load_pem_x509_csr(pem)
         valid = request.is_signature_valid
     except (ValueError, InvalidSignature) as error:
-        raise InvalidValue(
-            "the request is not a PEM certificate request; make it with `dpswd-client cert request`"
-        ) from error
+        raise InvalidValue("the request is not a PEM certificate request; make it with `dpswd-client init`") from error
     if not valid:
         raise InvalidValue("the request is not signed by its own key; make a new one")
     key = request.public_key()

@@ -106,9 +106,7 @@ class IncidentBook:
         for incident in self.all():
             if incident.number == number:
                 return incident
-        raise InvalidValue(
-            f"no incident {number!r} in {self._path}; `dpswd-curator incidents list` shows what is there"
-        )
+        raise InvalidValue(f"no incident {number!r} in {self._path}; `dpswd-curator incidents` shows what is there")
 
     def all(self) -> list[Incident]:
         """Every incident, the oldest first; a line cut short by a crash is left out."""

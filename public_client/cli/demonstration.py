@@ -70,9 +70,7 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
         f"[bold]Target[/]: {len(task.target)} private digits that the hospital sees turned by 20 degrees, smaller, "
         "off centre and with less contrast."
     )
-    console.print(
-        f"[bold]Operator[/]: dpswd-curator init --epsilon {epsilon:g} --delta {_DELTA:g}; client add ml-team; serve"
-    )
+    console.print(f"[bold]Operator[/]: dpswd-curator init --epsilon {epsilon:g} --delta {_DELTA:g}; add ml-team; serve")
     source = train_source_model(experiment, task, seed=seed, progress=progress)
     source_seconds = time.monotonic() - begun
     control_begun = time.monotonic()

@@ -106,7 +106,7 @@ def _other_side(host: str, port: int, credentials: Path, name: str) -> str:
     if certificate.not_valid_after_utc < dt.datetime.now(dt.UTC):
         return (
             f"the curator's own certificate has expired on {certificate.not_valid_after_utc:%Y-%m-%d}; its operator "
-            "runs `dpswd-curator cert renew-server`"
+            "runs `dpswd-curator certificates --renew-server`"
         )
     stated = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     names = [str(entry.value) for entry in stated]

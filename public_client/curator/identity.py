@@ -1,8 +1,8 @@
 """A client's private key and its certificate: made, renewed, installed, checked; the key never leaves the client.
 
-``dpswd-client cert request`` (also ``init``) writes client.key and client.csr; the operator signs the request
-(``dpswd-curator cert approve``) and hands back client.crt, ca.crt and ledger.pub. Later ``cert renew`` makes a new key
-beside the old one and a request that the old key signs; ``cert install`` puts the new pair in the old one's place.
+``dpswd-client init`` writes client.key and client.csr; the operator signs the request (``dpswd-curator approve``) and
+hands back client.crt, ca.crt and ledger.pub. Later ``certificate --renew`` makes a new key beside the old one and a
+request that the old key signs; ``certificate --install`` puts the new pair in the old one's place.
 The old certificate counts at the curator until it expires or is withdrawn, so nothing is interrupted.
 """
 
@@ -24,7 +24,7 @@ from dpswd.shared.renewal import Renewal
 
 KEY, CERTIFICATE, AUTHORITY = "client.key", "client.crt", "ca.crt"
 REQUEST, RENEWAL = "client.csr", "client.renewal"
-NEXT = ".next"  # of files that wait for `cert install`
+NEXT = ".next"  # of files that wait for `certificate --install`
 PREVIOUS = ".previous"  # of the pair that was replaced last
 RENEW_BEFORE = dt.timedelta(days=30)
 
@@ -35,7 +35,7 @@ class Identity:
 
     Attributes:
         name: the common name.
-        fingerprint: SHA-256 of the certificate, hexadecimal: what the operator sees in `cert list`.
+        fingerprint: SHA-256 of the certificate, hexadecimal: what the operator sees in `certificates`.
         begins: start of validity, UTC.
         expires: end of validity, UTC.
     """
@@ -54,7 +54,7 @@ class Identity:
         if not self.begins <= now <= self.expires:
             raise CredentialsInvalid(
                 f"the certificate of {self.name!r} is valid from {self.begins:%Y-%m-%d} to {self.expires:%Y-%m-%d} "
-                "UTC; send the operator what `dpswd-client cert renew` makes, and check this machine's clock"
+                "UTC; send the operator what `dpswd-client certificate --renew` makes, and check this machine's clock"
             )
 
 
@@ -134,10 +134,10 @@ def install(certificate: Path, directory: Path) -> Identity:
     """
     new_key = directory / (KEY + NEXT)
     if not new_key.exists():
-        raise SettingsError(f"no renewal waits in {directory}; begin with `dpswd-client cert renew`")
+        raise SettingsError(f"no renewal waits in {directory}; begin with `dpswd-client certificate --renew`")
     issued = _certificate(certificate)
     if not belong_together(_key(new_key), issued):
-        raise SettingsError(f"{certificate} is not for the key that `cert renew` made in {directory}")
+        raise SettingsError(f"{certificate} is not for the key that `certificate --renew` made in {directory}")
     if not issued_by(issued, _certificate(directory / AUTHORITY)):
         raise SettingsError(
             f"{certificate} was not issued by the authority in {directory / AUTHORITY}; get it from the same curator"
@@ -185,7 +185,7 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (OSError, ValueError, TypeError) as error:
         raise SettingsError(f"{path} is no readable private key; without it a new request must be made") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise SettingsError(f"{path} is no EC key; make a new identity with `dpswd-client cert request`")
+        raise SettingsError(f"{path} is no EC key; make a new identity with `dpswd-client init`")
     return key
 
 

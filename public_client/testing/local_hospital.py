@@ -160,12 +160,12 @@ class LocalHospital:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def budget(self) -> dict[str, Any]:
-        """What the operator sees: ``dpswd-curator budget show --format json``.
+        """What the operator sees: ``dpswd-curator budget --format json``.
 
         Returns:
             Its fields by name; budgets in epsilon.
         """
-        shown: dict[str, Any] = json.loads(self._command("budget", "show", "--format", "json"))
+        shown: dict[str, Any] = json.loads(self._command("budget", "--format", "json"))
         return shown
 
     def _set_up(self) -> None:
@@ -179,7 +179,7 @@ class LocalHospital:
         records = self._root / "records.npz"
         np.savez(records, allow_pickle=False, **self._arrays)
         self._command("init", "--records", str(records), *self._wanted)
-        self._command("client", "add", _CLIENT, "--out", str(self.credentials))
+        self._command("add", _CLIENT, "--out", str(self.credentials))
         finished.touch()
 
     def _end_orphan(self) -> None:

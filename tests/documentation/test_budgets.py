@@ -15,8 +15,8 @@ BUDGETS = {
     "longest_page": 2_209,  # 2,000
     "longest_paragraph": 240,  # 120
     "longest_sentence": 80,  # 40
-    "commands": 76,  # 45
-    "options": 37,  # 20
+    "commands": 45,
+    "options": 19,
 }
 IN_WORDS = first_contact.ROOT / "docs" / "privacy" / "in-words.md"
 GLOSSARY = first_contact.ROOT / "docs" / "glossary.md"

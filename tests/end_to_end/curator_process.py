@@ -73,7 +73,7 @@ class CuratorProcess:
             "--confirm", f"epsilon {epsilon:g}, delta {delta:g}",
             *init,
         )  # fmt: skip
-        self.command("client", "add", CLIENT, "--out", self.credentials(CLIENT))
+        self.command("add", CLIENT, "--out", self.credentials(CLIENT))
 
     def credentials(self, name: str) -> Path:
         return self.directory / f"credentials-{name}"

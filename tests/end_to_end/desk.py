@@ -79,6 +79,7 @@ class Desk:
         self._module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
         self.port = own_port()
         patch.chdir(directory)
+        patch.setenv("DPSWD_CURATOR_HOME", str(self.home.path))
         for name, value in SETTINGS.items():
             patch.setenv(name, value)
         patch.delitem(preflight.CHECKS, "extraction worker")  # takes seconds; tested beside the worker
@@ -89,16 +90,16 @@ class Desk:
         generator = np.random.default_rng(3)
         records = generator.normal(size=(RECORDS, *SHAPE)).astype(np.float32).clip(-1, 1)
         np.savez("records.npz", records=records)
-        self.type("dpswd-curator init --home hospital --records records.npz --epsilon 3 --delta 1e-5 --san localhost")
+        self.type("dpswd-curator init --records records.npz --epsilon 3 --delta 1e-5 --san localhost")
         self.type("dpswd-client init ml-team --out client")
         told = f"--fingerprint {request_fingerprint(Path('client/client.csr').read_bytes())}"
-        self.type(f"dpswd-curator cert approve client/client.csr {told} --home hospital --out for-ml-team")
+        self.type(f"dpswd-curator approve client/client.csr {told} --out for-ml-team")
         self.type("cp for-ml-team/ca.crt for-ml-team/client.crt for-ml-team/ledger.pub client")
 
     def serve(self, *settings: str) -> None:
         """Starts the curator, or another one in its place."""
         words = " ".join(f"--set {setting}" for setting in settings)
-        self.type(f"dpswd-curator serve --home hospital --address localhost:50051 {words}")
+        self.type(f"dpswd-curator serve --address localhost:50051 {words}")
 
     def stop(self) -> None:
         """Ends what runs; the home stays."""

@@ -163,6 +163,9 @@ class Shell:
             if re.search(rf"\b{word}\b", line):
                 line = re.sub(rf"\b{word}\b", value(), line)
         self.ran.append(line)
+        if setting := re.fullmatch(r"export (\w+)=(\S+)", line):
+            self.environment[setting[1]] = setting[2].replace("$PWD", str(self.directory))
+            return ""
         if line.startswith("bash deploy/set-up.sh "):
             # The environment that these tests run in was made by this very command; it is not made twice.
             (self.directory / line.split()[-1]).symlink_to(sys.prefix)
@@ -171,7 +174,7 @@ class Shell:
             output = self._serve(line)
         elif here and (program := PROGRAMS.get(line.split()[0])) is not None:
             with contextlib.chdir(self.directory):
-                told = CliRunner().invoke(program, shlex.split(line)[1:], env={"COLUMNS": "200"})
+                told = CliRunner().invoke(program, shlex.split(line)[1:], env=self._settings)
             output = told.output
             assert told.exit_code == command.code, f"{where}: {line}: exit code {told.exit_code}\n{output[-3000:]}"
         else:
@@ -183,6 +186,10 @@ class Shell:
             assert done.returncode == command.code, f"{where}: {line}: exit code {done.returncode}\n{output[-3000:]}"
         compare(command, output, port=self.port, where=f"{where}: {line}")
         return output
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return {name: value for name, value in self.environment.items() if name == "COLUMNS" or "DPSWD" in name}
 
     def _words(self, line: str) -> list[str]:
         """What to start for a line: a shell, or the program's module without one."""

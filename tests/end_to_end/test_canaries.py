@@ -120,7 +120,7 @@ class Site:
         self.process: subprocess.Popen[bytes] | None = None
         for name in ("working", "temporary"):
             (directory / name).mkdir()
-        self.operator("client", "add", CLIENT, "--out", self.credentials)
+        self.operator("add", CLIENT, "--out", self.credentials)
 
     @property
     def credentials(self) -> Path:
@@ -335,7 +335,7 @@ def _exceptions_that_quote_records(site, curator):
             curator.send(pending)
         (site.home.path / "raise-at").unlink()
         assert curator.send(pending).step == 1
-    assert len(json.loads(site.operator("incidents", "list", "--format", "json"))) == 3
+    assert len(json.loads(site.operator("incidents", "--format", "json"))) == 3
 
 
 def _a_worker_that_dies(site, curator):
@@ -383,7 +383,7 @@ def _a_full_disk(site, curator):
 
 def _operators_commands(site):
     for arguments in (
-        ("budget", "show"), ("client", "list"), ("cert", "list"), ("run", "list"), ("extractor", "list"),
+        ("budget",), ("clients",), ("certificates",), ("runs",), ("extractors",),
         ("ledger", "verify"), ("ledger", "export"), ("ledger", "export", "--client", CLIENT),
     ):  # fmt: skip
         site.operator(*arguments)
@@ -391,8 +391,8 @@ def _operators_commands(site):
     site.operator("ledger", "export", "--client", CLIENT, "--out", view)
     site.client("verify", site.run_directory, "--ledger", view, "--credentials", site.credentials, "--partial")
     site.operator("ledger", "backup", site.directory / "backup.db")
-    for row in json.loads(site.operator("incidents", "list", "--format", "json")):
-        site.operator("incidents", "show", row["number"])
+    for row in json.loads(site.operator("incidents", "--format", "json")):
+        site.operator("incidents", row["number"])
     port = (site.home.path / "metrics-address").read_text().strip()
     with urllib.request.urlopen(f"http://{port}/metrics", timeout=30) as page:
         text = page.read()

@@ -82,7 +82,7 @@ def test_two_clients_that_race_for_the_rest_of_one_budget_cannot_both_have_it(si
     volumes = {}
     for name in ("racer-one", "racer-two"):
         volume = sites.docker.volumes.create(f"{sites.project}_{name}", labels={"com.docker.compose.project": "race"})
-        sites.operator("client", "add", name, "--out", "/exchange/credentials", handed=volume.name)
+        sites.operator("add", name, "--out", "/exchange/credentials", handed=volume.name)
         volumes[name] = volume
     sites.leave(2.0)
     before = sites.budget()

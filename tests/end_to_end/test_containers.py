@@ -134,7 +134,7 @@ def test_the_health_check_asks_the_running_curator(sites):
     curator = sites.container("curator")
     assert curator.exec_run(["dpswd-curator-health"]).output.decode().strip() == "SERVING"
     issued = curator.exec_run(["ls", "certificates/issued"]).output.decode().split()
-    clients = json.loads(sites.operator("client", "list", "--format", "json"))
+    clients = json.loads(sites.operator("clients", "--format", "json"))
     assert len(issued) <= len(clients), "the check leaves certificates behind"
     lonely = sites.docker.containers.run(
         CURATOR, [], entrypoint=["dpswd-curator-health"], detach=True, network_mode="none", read_only=True
@@ -181,7 +181,7 @@ def test_a_certificate_of_another_authority_is_refused(sites):
     script = (
         'mkdir -p /tmp/other && cd /tmp && python -c \'import numpy; numpy.save("r.npy", numpy.zeros((9, 2), "f4"))\' '
         "&& dpswd-curator init --home /tmp/other/home --records /tmp/r.npy --epsilon 1 --delta 1e-5 >/dev/null "
-        "&& dpswd-curator client add ml-team --home /tmp/other/home --out /tmp/other/issued >/dev/null "
+        "&& dpswd-curator add ml-team --home /tmp/other/home --out /tmp/other/issued >/dev/null "
         "&& cp /var/lib/dpswd/credentials/ca.crt /tmp/other/issued/ "
         "&& python -c 'from pathlib import Path; from dpswd.public_client.curator.stub import Curator; "
         'Curator.connect("curator:50051", credentials=Path("/tmp/other/issued"), patience_s=2)\''

@@ -89,7 +89,7 @@ def test_each_kind_of_step_is_answered_and_repeats_return_the_same_bytes(hospita
         assert np.isfinite(sliced.values.to_numpy()).all()
         assert source is None or np.isfinite(reply.gradient.to_numpy()).all()
         assert first.step == again.step == 1
-    used = {row["steps_used"] for row in hospital.json("run", "list")}
+    used = {row["steps_used"] for row in hospital.json("runs")}
     assert used == {1}
 
 
@@ -160,7 +160,7 @@ def test_a_certificate_that_was_signed_but_never_added_is_refused(hospital):
 def test_a_client_that_made_its_own_key_is_served_until_it_is_revoked(hospital, curator):
     directory = hospital.credentials("hospital-b")
     request = make_identity("hospital-b", directory)
-    hospital.command("client", "add", "hospital-b", "--request", request, "--out", directory, "--epsilon", "0.5",
+    hospital.command("approve", request, "--out", directory, "--epsilon", "0.5",
                      "--fingerprint", request_fingerprint(request.read_bytes()))  # fmt: skip
     with hospital.connect(name="hospital-b") as connection:
         assert connection.describe().client_budget.epsilon == 0.5
@@ -169,18 +169,18 @@ def test_a_client_that_made_its_own_key_is_served_until_it_is_revoked(hospital, 
             connection.send(new_step(run, SOURCE))
         with pytest.raises(errors.ExtractorUnknown):  # another client's extractor
             connection.open_run(run.parameters)
-        hospital.command("client", "revoke", "hospital-b", "--reason", "the study has ended")
+        hospital.command("clients", "--revoke", "hospital-b", "--reason", "the study has ended")
         with pytest.raises(errors.CredentialsInvalid, match="revoked"):
             connection.describe()
 
 
 def test_a_renewed_certificate_replaces_the_old_one(hospital):
-    hospital.command("client", "add", "renewer", "--out", hospital.credentials("renewer"))
+    hospital.command("add", "renewer", "--out", hospital.credentials("renewer"))
     with hospital.connect(name="renewer") as old:
         old.describe()
-        hospital.command("client", "renew", "renewer", "--out", hospital.credentials("renewed"))
+        hospital.command("add", "--renew", "renewer", "--out", hospital.credentials("renewed"))
         assert old.describe().client_name == "renewer"  # both count for now
-        hospital.command("client", "renew", "renewer", "--replace", "--out", hospital.credentials("renewed-again"))
+        hospital.command("add", "--renew", "renewer", "--replace", "--out", hospital.credentials("renewed-again"))
         with pytest.raises(errors.CredentialsInvalid):
             old.describe()
     with hospital.connect(name="renewed-again") as new:
@@ -198,11 +198,11 @@ def test_the_health_service_answers(hospital):
 
 def test_freezing_stops_releases_at_once_and_unfreezing_resumes_them(hospital, curator):
     run = curator.open_run(_declare(curator, steps=1))
-    hospital.command("budget", "freeze", "--reason", "an inquiry")
+    hospital.command("budget", "--freeze", "--reason", "an inquiry")
     with pytest.raises(errors.GrantNotHeld, match="frozen"):
         curator.send(new_step(run, SOURCE))
     assert curator.describe().data_set_budget.closed
-    hospital.command("budget", "unfreeze", "--reason", "the inquiry is closed")
+    hospital.command("budget", "--unfreeze", "--reason", "the inquiry is closed")
     assert curator.send(new_step(run, SOURCE)).step == 1
 
 
@@ -279,7 +279,7 @@ def test_one_request_survives_the_curators_death_at_every_point(tmp_path, isolat
     assert hospital.stop() == 0
     assert (first.step, again.step, following.step) == (1, 1, 2)
     assert first.payload == again.payload
-    assert hospital.json("run", "list")[0]["steps_used"] == 2
+    assert hospital.json("runs")[0]["steps_used"] == 2
     assert hospital.json("ledger", "verify")["ok"] is True
 
 

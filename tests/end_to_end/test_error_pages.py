@@ -57,9 +57,9 @@ class Incidents:
         self.resume = threading.Event()
         self.meanwhile: dict[str, Callable[[], None]] = {name.replace("_", " "): getattr(self, name) for name in EVENTS}
         self.known: dict[str, Callable[[], str]] = {
-            "FINGERPRINT": lambda: desk.json("dpswd-curator cert list --home hospital")[0]["fingerprint"],
-            "RUN": lambda: desk.json("dpswd-curator run list --home hospital")[-1]["run_id"],
-            "NUMBER": lambda: desk.json("dpswd-curator incidents list --home hospital")[-1]["number"],
+            "FINGERPRINT": lambda: desk.json("dpswd-curator certificates")[0]["fingerprint"],
+            "RUN": lambda: desk.json("dpswd-curator runs")[-1]["run_id"],
+            "NUMBER": lambda: desk.json("dpswd-curator incidents")[-1]["number"],
             "DIGEST": self._digest,
             "TOLD": lambda: request_fingerprint(Path("client-again/client.csr").read_bytes()),
         }
@@ -108,7 +108,7 @@ class Incidents:
 
     def the_certificate_is_withdrawn(self) -> None:
         fingerprint = self.known["FINGERPRINT"]()
-        self.desk.type(f"dpswd-curator cert revoke ml-team {fingerprint} --home hospital --reason stolen")
+        self.desk.type(f"dpswd-curator clients ml-team --revoke-certificate {fingerprint} --reason stolen")
 
     def the_new_identity_takes_the_place_of_the_old_one(self) -> None:
         shutil.rmtree("client")
@@ -187,7 +187,7 @@ class Incidents:
         np.savez("strange.npz", x=records)
 
     def somebody_edits_a_copy_of_the_ledger(self) -> None:
-        self.desk.type("dpswd-curator ledger backup copy.db --home hospital")
+        self.desk.type("dpswd-curator ledger backup copy.db")
         with closing(sqlite3.connect("copy.db")) as database:
             names = database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
             for (name,) in names:

@@ -152,8 +152,8 @@ def test_requests_that_are_received_have_bounded_memory(tmp_path, monkeypatch):
     curator = CuratorProcess(tmp_path, records, epsilon=1.0, isolation="in-process")
     names = ("one", "two", "revoked")
     for name in names:
-        curator.command("client", "add", name, "--out", curator.credentials(name))
-    curator.command("client", "revoke", "revoked", "--reason", "test")
+        curator.command("add", name, "--out", curator.credentials(name))
+    curator.command("clients", "--revoke", "revoked", "--reason", "test")
     curator.start()
     try:
         clients = {name: RawClient(curator.address, credentials=curator.credentials(name)) for name in names}

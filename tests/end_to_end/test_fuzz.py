@@ -96,7 +96,7 @@ def test_a_real_curator_survives_bytes_from_the_wire(tmp_path):
     hospital = CuratorProcess(tmp_path, rng.random((200, 1, 8, 8)), epsilon=5.0)
     hospital.start()
     try:
-        before = hospital.json("budget", "show")
+        before = hospital.json("budget")
         folder = hospital.credentials(CLIENT)
         credentials = grpc.ssl_channel_credentials(
             *((folder / name).read_bytes() for name in ("ca.crt", "client.key", "client.crt"))
@@ -121,7 +121,7 @@ def test_a_real_curator_survives_bytes_from_the_wire(tmp_path):
             assert client.describe().records == 200
         # A team's wish for more budget is an entry of the ledger, and changes nothing else.
         told = {"ledger_head", "ledger_entries"}
-        after = hospital.json("budget", "show")
+        after = hospital.json("budget")
         assert {key: after[key] for key in after.keys() - told} == {key: before[key] for key in before.keys() - told}
         assert not hospital.home.incidents.exists()
     finally:

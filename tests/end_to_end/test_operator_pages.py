@@ -37,7 +37,7 @@ AGAIN = {
     "dpswd-client train --data digits --epsilon 2 ": None,  # a rehearsal, which leaves nothing behind
     "--checkpoint run ": (3, "holds a run already; continue it with --resume, or choose another directory"),
     "dpswd-curator init ": (3, "nothing is ever overwritten; choose another directory"),
-    "dpswd-curator cert approve ": (10, "make sure who asks and give --renew"),
+    "dpswd-curator approve ": (10, "make sure who asks and give --renew"),
 }
 """Commands of the first hours that do something else the second time: the exit code, and what to do instead."""
 
@@ -75,7 +75,7 @@ class Hour:
         return self.operator.directory / "hospital"
 
     def asks(self, line: str) -> list[dict]:
-        command = Command(f"{line} --home hospital --format json")
+        command = Command(f"{line} --format json")
         return json.loads(self.operator.do(command, {}, where="test", here=True))
 
     def train(self, run: str, credentials: str = "client") -> None:
@@ -120,7 +120,7 @@ def test_the_first_hour_of_both(hour):
                 assert step.name == "the operator exports the ledger"
                 view = hour.operator.directory / "view.jsonl"
                 hour.operator.do(
-                    Command("dpswd-curator ledger export --client ml-team --home hospital --out view.jsonl"),
+                    Command("dpswd-curator ledger export --client ml-team --out view.jsonl"),
                     {},
                     where="test",
                 )
@@ -135,7 +135,7 @@ def test_the_first_hour_of_both(hour):
     request_and_pause()
     assert next(parts) == 1  # the team's page was read to its end
     type_again(hour.operator, steps(OPERATOR / "first-hour.md"))
-    spent = hour.asks("dpswd-curator budget show")
+    spent = hour.asks("dpswd-curator budget")
     assert 1 <= spent["runs"] <= 4  # rungs
     assert 0.1 < spent["epsilon_spent"] <= 1.0
     assert spent["epsilon"] == 3.0
@@ -144,19 +144,19 @@ def test_the_first_hour_of_both(hour):
 
 def test_the_upgrade(hour):
     assert "first hour" in hour.done, "the pages go on from one another; run the whole file"
-    before = hour.asks("dpswd-curator budget show")
+    before = hour.asks("dpswd-curator budget")
     # The upgrade's last step is the team's.
     page = steps(OPERATOR / "upgrade.md")
     for step in page:
         who = hour.team if step.line.startswith("dpswd-client") else hour.operator
         who.do(step, {}, where="upgrade.md")
-    assert hour.asks("dpswd-curator budget show")["ledger_head"] == before["ledger_head"]
+    assert hour.asks("dpswd-curator budget")["ledger_head"] == before["ledger_head"]
 
 
 def test_backup_and_restore(hour):
     assert "first hour" in hour.done, "the pages go on from one another; run the whole file"
 
-    backed_up = hour.asks("dpswd-curator budget show")["runs"]
+    backed_up = hour.asks("dpswd-curator budget")["runs"]
 
     def train_and_stop() -> None:
         hour.train("after-monday")
@@ -172,7 +172,7 @@ def test_backup_and_restore(hour):
         {"the team trains once more": train_and_stop, "the disk is lost": lose_the_disk},
         here=True,
     )
-    status = hour.asks("dpswd-curator budget show")
+    status = hour.asks("dpswd-curator budget")
     assert (status["runs"], status["epsilon"]) == (backed_up, 2.0)
 
 
@@ -181,12 +181,12 @@ def test_incidents(hour):
     fingerprints = []
 
     def new_key() -> None:
-        fingerprints.append(hour.asks("dpswd-curator cert list")[0]["fingerprint"])
+        fingerprints.append(hour.asks("dpswd-curator certificates")[0]["fingerprint"])
         hour.team.do(Command("dpswd-client init ml-team --out client-again"), {}, where="test")
         hour.hand_over("client-again/client.csr", "new.csr")
 
     def edit_the_ledger() -> None:
-        hour.operator.do(Command("dpswd-curator ledger backup last-night.db --home hospital"), {}, where="test")
+        hour.operator.do(Command("dpswd-curator ledger backup last-night.db"), {}, where="test")
         hour.hand_over("run/receipts.jsonl", "receipts.jsonl")
         with closing(sqlite3.connect(hour.home / "ledger.db")) as database:
             (name,) = database.execute(
@@ -205,11 +205,11 @@ def test_incidents(hour):
         {
             "FINGERPRINT": lambda: fingerprints[0],
             "TOLD": hour.told("new.csr"),
-            "RUN": lambda: hour.asks("dpswd-curator run list")[-1]["run_id"],
+            "RUN": lambda: hour.asks("dpswd-curator runs")[-1]["run_id"],
         },
         here=True,
     )
-    assert hour.asks("dpswd-curator budget show")["state"] == "ended"
+    assert hour.asks("dpswd-curator budget")["state"] == "ended"
 
 
 def test_every_operator_page_with_a_session_is_run() -> None:

@@ -113,7 +113,7 @@ def test_a_mechanism_of_a_tests_own_from_offer_to_exhausted_budget(hospital, tmp
     with RawClient(hospital.address, credentials=hospital.credentials(CLIENT)) as client:
         _check_on_the_wire(client, run, Checkpoint(checkpoint).read_run()["request_id"])
         assert client.describe().data_set_budget.epsilon_spent == spent
-    assert hospital.json("run", "list")[0]["steps_used"] == STEPS
+    assert hospital.json("runs")[0]["steps_used"] == STEPS
     assert hospital.stop() == 0
     assert hospital.json("ledger", "verify")["ok"]
     assert not hospital.home.incidents.exists()

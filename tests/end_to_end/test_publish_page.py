@@ -55,7 +55,7 @@ def test_the_page(tmp_path):
             step.line = ALONE + step.line
         (team if of_team else hospital).do(step, {}, where="publish.md")
     assert not meanwhile
-    shown = hospital.do(Command("dpswd-curator budget show --home hospital --format json"), {}, where="test")
+    shown = hospital.do(Command("dpswd-curator budget --format json"), {}, where="test")
     status = json.loads(shown)
     assert (status["runs"], status["steps_used"]) == (1, 1)
     assert 0.9 < status["epsilon_spent"] <= 1.01

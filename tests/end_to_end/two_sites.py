@@ -116,7 +116,7 @@ class Sites:
         )  # fmt: skip
 
     def budget(self, home: str = "hospital-home") -> dict:
-        return json.loads(self.operator("budget", "show", "--format", "json", home=home))
+        return json.loads(self.operator("budget", "--format", "json", home=home))
 
     def leave(self, epsilon: float) -> None:
         """The operator of the first hospital sets its budget to so much above what is spent."""

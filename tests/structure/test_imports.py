@@ -57,7 +57,7 @@ def test_no_file_imports_itself_by_a_detour():
 
 @pytest.mark.long
 def test_small_commands_start_without_torch():
-    """Two seconds of every `budget show` otherwise: what needs torch imports it when it runs."""
+    """Two seconds of every `budget` otherwise: what needs torch imports it when it runs."""
     commands = [name for name in modules() if ".cli." in name and not name.endswith("__main__")]
     code = (
         "import importlib, sys\n"

@@ -69,7 +69,7 @@ def test_init_declares_the_range_and_preflight_minds_where_there_is_none(bare, t
 
 
 def test_init_makes_a_curator_that_passes_preflight(operator):
-    shown = operator.json("budget", "show")
+    shown = operator.json("budget")
     assert (shown["records"], shown["epsilon"], shown["delta"], shown["epsilon_spent"]) == (40, 2.0, 1e-5, 0.0)
     assert all(row["ok"] for row in operator.json("preflight"))
     assert stat.S_IMODE(operator.home.ledger_key.stat().st_mode) == 0o600
@@ -117,86 +117,145 @@ def test_init_writes_what_it_was_told(bare):
 
 
 def test_the_life_of_a_client(operator, tmp_path):
-    added = operator.json("client", "add", "ml-team", "--out", tmp_path / "a", "--epsilon", 1)
+    added = operator.json("add", "ml-team", "--out", tmp_path / "a", "--epsilon", 1)
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
         "ca.crt",
         "client.crt",
         "client.key",
         "ledger.pub",
     ]
-    (listed,) = operator.json("client", "list")
+    (listed,) = operator.json("clients")
     assert (listed["name"], listed["fingerprint"], listed["epsilon"]) == ("ml-team", added["fingerprint"], 1.0)
-    operator.run("client", "share", "ml-team", "--epsilon", 0.5, "--reason", "less is enough")
-    renewed = operator.json("client", "renew", "ml-team", "--out", tmp_path / "b")
-    operator.run("client", "renew", "ml-team", "--out", tmp_path / "b", status=3)
-    operator.run("client", "revoke", "ml-team", "--reason", "left")
-    (listed,) = operator.json("client", "list")
+    operator.run("clients", "ml-team", "--share", 0.5, "--reason", "less is enough")
+    renewed = operator.json("add", "--renew", "ml-team", "--out", tmp_path / "b")
+    operator.run("add", "--renew", "ml-team", "--out", tmp_path / "b", status=3)
+    operator.run("clients", "--revoke", "ml-team", "--reason", "left")
+    (listed,) = operator.json("clients")
     assert (listed["state"], listed["epsilon"], listed["fingerprint"]) == ("revoked", 0.5, renewed["fingerprint"])
-    operator.run("client", "add", "ml-team", "--out", tmp_path / "c", status=9)
+    operator.run("add", "ml-team", "--out", tmp_path / "c", status=9)
     assert not (tmp_path / "c").exists()
-    operator.run("client", "revoke", "nobody", "--reason", "x", status=7)
+    operator.run("clients", "--revoke", "nobody", "--reason", "x", status=7)
 
 
 def test_a_clients_key_never_comes_here(operator, tmp_path):
     request = make_identity("hospital-b", tmp_path / "b")
     told = ("--fingerprint", request_fingerprint(request.read_bytes()))
-    wanted = ("client", "add", "hospital-b", "--request", request, "--out", tmp_path / "signed")
+    wanted = ("approve", request, "--out", tmp_path / "signed")
     assert "over another way" in operator.run(*wanted, status=3)
     assert "another one was told" in operator.run(*wanted, "--fingerprint", "0" * 16, status=3)
     shown = operator.json(*wanted, *told)
     assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["ca.crt", "client.crt", "ledger.pub"]
     assert "stays" in shown["key"]
-    operator.run("client", "add", "other", "--request", request, "--out", tmp_path / "x", *told, status=9)
-    operator.run("client", "add", "other", "--request", tmp_path / "none.csr", "--out", tmp_path / "x", status=3)
-    assert [row["name"] for row in operator.json("client", "list")] == ["hospital-b"]
+    assert "is a client already" in operator.run("approve", request, "--out", tmp_path / "x", *told, status=10)
+    operator.run("approve", tmp_path / "none.csr", "--out", tmp_path / "x", status=3)
+    assert [row["name"] for row in operator.json("clients")] == ["hospital-b"]
 
 
 def test_the_budget_changes_by_explicit_acts_only(operator):
-    operator.run("budget", "lower", "--epsilon", 1, "--reason", "a new rule")
-    operator.run("budget", "lower", "--epsilon", 3, "--reason", "x", status=9)
-    operator.run("budget", "extend", "--epsilon", 0.5, "--reason", "x", status=9)
-    refused = operator.run("budget", "extend", "--epsilon", 4, "--reason", "the board agreed", status=3)
+    operator.run("budget", "--lower", 1, "--reason", "a new rule")
+    operator.run("budget", "--lower", 3, "--reason", "x", status=9)
+    operator.run("budget", "--extend", 0.5, "--reason", "x", status=9)
+    refused = operator.run("budget", "--extend", 4, "--reason", "the board agreed", status=3)
     assert "factor 2" in refused
     assert "2.72 times as probable" in refused  # the effect is shown
-    operator.run("budget", "extend", "--epsilon", 4, "--reason", "x", "--confirm", "epsilon 4", status=3)
+    operator.run("budget", "--extend", 4, "--reason", "x", "--confirm", "epsilon 4", status=3)
     words = ("--confirm", "epsilon 4, delta 1e-05")
-    operator.run("--as", "Dr. Weber", "budget", "extend", "--epsilon", 4, "--reason", "the board agreed", *words)
+    operator.run("--as", "Dr. Weber", "budget", "--extend", 4, "--reason", "the board agreed", *words)
     (extended,) = operator.json("history", "--who", "Dr. Weber")
     assert (extended["kind"], extended["why"], extended["epsilon"]) == ("budget-extended", "the board agreed", 4.0)
-    assert operator.json("budget", "show")["epsilon"] == 4.0
+    assert operator.json("budget")["epsilon"] == 4.0
     for act, state in (("freeze", "frozen"), ("unfreeze", "open")):
-        operator.run("budget", act, "--reason", "an inquiry")
-        assert operator.json("budget", "show")["state"] == state
-    operator.run("budget", "end", "--reason", "over", "--yes")
-    assert operator.json("budget", "show")["state"] == "ended"
-    operator.run("budget", "unfreeze", "--reason", "x", status=9)
-    operator.run("budget", "lower", "--epsilon", 1, status=2)
+        operator.run("budget", f"--{act}", "--reason", "an inquiry")
+        assert operator.json("budget")["state"] == state
+    operator.run("budget", "--end", "--reason", "over", "--yes")
+    assert operator.json("budget")["state"] == "ended"
+    operator.run("budget", "--unfreeze", "--reason", "x", status=9)
+    operator.run("budget", "--lower", 1, status=2)
+
+
+def test_one_act_at_a_time_and_each_with_what_it_needs(operator, tmp_path):
+    before = operator.json("budget")["ledger_head"]
+    for words, told in (
+        (("budget", "--freeze", "--end", "--reason", "x"), "--freeze and --end are two acts"),
+        (("budget", "--freeze"), "Missing option '--reason'"),
+        (("budget", "--reason", "x"), "name one: --freeze, --unfreeze, --lower, --extend, --end"),
+        (("budget", "--freeze", "--delta", "1e-6", "--reason", "x"), "--delta is of --lower and --extend"),
+        (("clients", "--pause", "--reason", "x"), "--pause needs the client's NAME"),
+        (("clients", "ml-team", "--cap", "1", "--delta", "1e-6", "--reason", "x"), "--delta is of --share"),
+        (("requests", "--deny", "--reason", "x"), "--deny needs the request's NUMBER"),
+        (("requests", "1", "--deny", "--epsilon", "1", "--reason", "x"), "--epsilon is of --approve"),
+        (("runs", "--prune", "--reason", "x"), "--prune needs the run's RUN_ID"),
+        (("extractors", "--approve"), "--approve needs the graph's DIGEST"),
+        (("operators", "--remove", "--reason", "x"), "--remove needs the operator's NAME"),
+        (("operators", "anna", "--remove"), "Missing option '--reason'"),
+        (("certificates", "--make", "--renew-server"), "are two acts"),
+        (("ledger", "restore"), "--as-it-is"),
+        (("ledger", "restore", "--as-it-is"), "Missing option '--reason'"),
+        (("add", "ml-team", "--replace", "--out", "x"), "--replace is of --renew"),
+        (("add", "ml-team", "--renew", "--epsilon", "1", "--out", "x"), "clients NAME --share"),
+    ):
+        assert told in operator.run(*words, status=2), words
+    assert "Aborted" in operator.run("budget", "--end", "--reason", "over", status=1)  # nobody typed yes
+    assert operator.json("budget")["ledger_head"] == before
+
+
+def test_a_certificate_is_replaced_under_the_same_demands(operator, tmp_path):
+    request = make_identity("ml-team", tmp_path / "a")
+    told = ("--fingerprint", request_fingerprint(request.read_bytes()))
+    wanted = ("approve", request, "--out", tmp_path / "out", *told)
+    assert "no certificate to replace" in operator.run(*wanted, "--replace", status=3)
+    operator.run(*wanted)
+    again = make_identity("ml-team", tmp_path / "b")
+    replaced = ("approve", again, "--out", tmp_path / "again", "--renew", "--replace")
+    assert "over another way" in operator.run(*replaced, status=3)
+    operator.run(*replaced, "--fingerprint", request_fingerprint(again.read_bytes()))
+    (left,) = operator.json("certificates")
+    assert (left["name"], left["state"]) == ("ml-team", "valid")
+    assert operator.json("clients", "ml-team")["fingerprint"] == left["fingerprint"]
+    operator.run("clients", "ml-teem", status=7)
+
+
+def test_a_home_that_nobody_named_is_asked_for_by_both_names(bare):
+    for words in (["budget"], ["report", "r.html"], ["operators"], ["serve"]):
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2
+        assert "--home" in result.output
+        assert "DPSWD_CURATOR_HOME" in result.output
+    made = CliRunner().invoke(main, ["operators", "anna", "--make", str(bare.directory / "anna")])
+    assert made.exit_code == 0  # one's own credential takes no home
+
+
+def test_help_lists_every_command_once_by_how_often_it_is_typed(bare):
+    told = bare.run("--help")
+    listed = [name for names in main.sections.values() for name in names]
+    assert sorted(listed) == sorted(main.commands)
+    assert list(main.sections) == ["Every day", "Sometimes", "Rarely"]
+    for title in main.sections:
+        assert f"{title}:" in told
 
 
 def test_extractors_are_approved_and_withdrawn(operator):
     digest = "ab" * 32
-    operator.run("extractor", "approve", digest)
-    assert operator.json("extractor", "list") == [{"digest": digest}]
-    operator.run("extractor", "withdraw", digest)
-    assert operator.json("extractor", "list") == []
-    operator.run("extractor", "approve", "LeNet", status=9)
+    operator.run("extractors", "--approve", digest)
+    assert operator.json("extractors") == [{"digest": digest}]
+    operator.run("extractors", "--withdraw", digest)
+    assert operator.json("extractors") == []
+    operator.run("extractors", "--approve", "LeNet", status=9)
 
 
 def test_the_ledger_is_verified_exported_backed_up_and_restored(operator, tmp_path):
     assert operator.json("ledger", "verify")["ok"] is True
     operator.run("ledger", "export", "--out", tmp_path / "export.jsonl")
     operator.run("ledger", "export", "--out", tmp_path / "export.jsonl", status=3)
-    assert (
-        len((tmp_path / "export.jsonl").read_text().splitlines()) == operator.json("budget", "show")["ledger_entries"]
-    )
+    assert len((tmp_path / "export.jsonl").read_text().splitlines()) == operator.json("budget")["ledger_entries"]
     operator.run("ledger", "backup", tmp_path / "backup.db")
     assert operator.json("ledger", "verify", "--last-signature", "--file", tmp_path / "backup.db")["ok"] is True
-    operator.run("budget", "freeze", "--reason", "later than the backup")
+    operator.run("budget", "--freeze", "--reason", "later than the backup")
     refused = operator.run("ledger", "restore", tmp_path / "backup.db", status=6)
     assert "would be forgotten" in refused
     loss = "I accept that the freeze of today is forgotten, it was a test"
     operator.run("ledger", "restore", tmp_path / "backup.db", "--accept-loss", loss)
-    assert operator.json("budget", "show")["state"] == "open"
+    assert operator.json("budget")["state"] == "open"
 
 
 def test_an_edited_ledger_has_its_own_exit_code(operator, tmp_path):
@@ -210,7 +269,7 @@ def test_an_edited_ledger_has_its_own_exit_code(operator, tmp_path):
 
 
 def test_without_a_home_every_command_says_what_to_do(bare):
-    for command in (("budget", "show"), ("client", "list"), ("serve",), ("settings",), ("run", "list")):
+    for command in (("budget",), ("clients",), ("serve",), ("settings",), ("runs",)):
         assert "dpswd-curator init" in bare.run(*command, status=3)
 
 
@@ -229,12 +288,12 @@ def test_incidents_are_listed_by_number(operator):
         raise ValueError("patient 4711")
     except ValueError as error:
         number = IncidentBook(operator.home.incidents).record(error, operation="AlignTarget", client="ml-team")
-    assert operator.json("incidents", "list")[0]["number"] == number
-    shown = operator.run("incidents", "show", number, "--format", "json")
+    assert operator.json("incidents")[0]["number"] == number
+    shown = operator.run("incidents", number, "--format", "json")
     assert "test_main.py" in shown
     assert "patient" not in shown
     assert "4711" not in shown.replace(number, "")  # random digits
-    operator.run("incidents", "show", "0", status=9)
+    operator.run("incidents", "0", status=9)
 
 
 def test_every_command_has_help_and_exit_codes_have_their_page(bare):
@@ -255,41 +314,41 @@ def test_chosen_acts_take_two_operators(operator, tmp_path):
     """Two credentials, not two names: and the ledger states both."""
     settings = operator.home.settings
     settings.write_text(settings.read_text() + '\n[operators]\nsecond = ["extend", "approve", "restore"]\n')
-    wanted = ("budget", "extend", "--epsilon", 3, "--reason", "second study")
+    wanted = ("budget", "--extend", 3, "--reason", "second study")
     for name in ("anna", "ben"):
         assert "0 are enrolled" in operator.run("--as", name, *wanted, status=3)
     keys = {}
     for name in ("anna", "ben", "eve"):
-        made = operator.run("operator", "key", name, "--out", tmp_path / name)
+        made = operator.run("operators", name, "--make", tmp_path / name)
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-        keys[name] = re.search(r"operator add '(\w+)' ([0-9a-f]{64})", made)[2]
+        keys[name] = re.search(r"operators '(\w+)' --add ([0-9a-f]{64})", made)[2]
     anna, ben, eve = (("--credential", tmp_path / name) for name in keys)
-    operator.run("operator", "add", "anna", keys["anna"])
+    operator.run("operators", "anna", "--add", keys["anna"])
     assert "1 are enrolled" in operator.run(*anna, *wanted, status=3)
-    operator.run("--as", "anna", "operator", "add", "ben", keys["ben"], status=3)  # a name is none
-    operator.run(*eve, "operator", "add", "eve", keys["eve"], status=3)
-    operator.run(*anna, "operator", "add", "ben", keys["anna"], status=9)  # one key is one person
-    operator.run(*anna, "operator", "add", "ben", keys["ben"])
-    assert "noted for anna and not done" in operator.run(*anna, "operator", "add", "eve", keys["eve"], status=3)
+    operator.run("--as", "anna", "operators", "ben", "--add", keys["ben"], status=3)  # a name is none
+    operator.run(*eve, "operators", "eve", "--add", keys["eve"], status=3)
+    operator.run(*anna, "operators", "ben", "--add", keys["anna"], status=9)  # one key is one person
+    operator.run(*anna, "operators", "ben", "--add", keys["ben"])
+    assert "noted for anna and not done" in operator.run(*anna, "operators", "eve", "--add", keys["eve"], status=3)
 
     assert "noted for anna and not done" in operator.run(*anna, *wanted, status=3)
     assert "noted for anna" in operator.run(*anna, *wanted, status=3)  # nobody seconds oneself
     for other in (("--as", "ben"), eve, ("--as", "anna, seconded by ben")):
         operator.run(*other, *wanted, status=3)
     assert "leave --as out" in operator.run("--as", "ben", *anna, *wanted, status=3)
-    other = ("budget", "extend", "--epsilon", 3.5, "--reason", "second study")
+    other = ("budget", "--extend", 3.5, "--reason", "second study")
     assert "noted for ben" in operator.run(*ben, *other, status=3)  # another act
-    assert operator.json("budget", "show")["epsilon"] == 2.0
+    assert operator.json("budget")["epsilon"] == 2.0
     operator.run(*ben, *wanted)
-    assert operator.json("budget", "show")["epsilon"] == 3.0
+    assert operator.json("budget")["epsilon"] == 3.0
     (extended,) = [event for event in operator.json("history") if event["kind"] == "budget-extended"]
     both = f"anna ({keys['anna'][:8]}), seconded by ben ({keys['ben'][:8]})"
     assert extended["who"] == both
     request = make_identity("ml-team", tmp_path / "team")
-    approve = ("cert", "approve", request, "--out", tmp_path / "out")
+    approve = ("approve", request, "--out", tmp_path / "out")
     approve += ("--fingerprint", request_fingerprint(request.read_bytes())[:16])
     operator.run(*anna, *approve, status=3)
-    assert operator.json("client", "list") == []
+    assert operator.json("clients") == []
     operator.run(*ben, *approve)
     operator.run("ledger", "backup", tmp_path / "copy")
     restore = ("ledger", "restore", tmp_path / "copy")
@@ -297,20 +356,20 @@ def test_chosen_acts_take_two_operators(operator, tmp_path):
     operator.run(*anna, *restore, status=3)
     operator.run(*ben, *restore)
     assert operator.json("history")[-1]["who"] == both
-    remove = ("operator", "remove", "ben", "--reason", "has left")
+    remove = ("operators", "--remove", "ben", "--reason", "has left")
     operator.run(*ben, *remove, status=3)
     operator.run(*anna, *remove)
-    assert [row["operator"] for row in operator.json("operator", "list")] == ["anna"]
-    operator.run(*ben, "budget", "lower", "--epsilon", 2.5, "--reason", "x", status=3)
-    operator.run(*anna, "budget", "lower", "--epsilon", 2.5, "--reason", "x")
+    assert [row["operator"] for row in operator.json("operators")] == ["anna"]
+    operator.run(*ben, "budget", "--lower", 2.5, "--reason", "x", status=3)
+    operator.run(*anna, "budget", "--lower", 2.5, "--reason", "x")
     assert operator.json("ledger", "verify")["ok"]
 
 
 def test_a_credential_is_a_file_of_ones_own(operator, tmp_path):
     file = tmp_path / "anna"
-    operator.run("operator", "key", "anna", "--out", file)
-    operator.run("operator", "key", "anna", "--out", file, status=3)  # nothing is overwritten
-    freeze = ("budget", "freeze", "--reason", "x")
+    operator.run("operators", "anna", "--make", file)
+    operator.run("operators", "anna", "--make", file, status=3)  # nothing is overwritten
+    freeze = ("budget", "--freeze", "--reason", "x")
     file.chmod(0o640)
     assert "yours alone" in operator.run("--credential", file, *freeze, status=3)
     file.chmod(0o600)
@@ -324,31 +383,31 @@ def test_a_credential_is_a_file_of_ones_own(operator, tmp_path):
 
 def test_the_report_is_made_and_checked(operator, tmp_path):
     out = tmp_path / "report.html"
-    operator.run("--as", "anna", "report", "make", "--out", out)
+    operator.run("--as", "anna", "report", out)
     assert "by anna." in out.read_text()
-    operator.run("report", "make", "--out", out, status=3)
-    operator.run("client", "add", "ml-team", "--out", tmp_path / "team")
-    assert "is as it was signed" in operator.run("report", "check", out, "--key", tmp_path / "team" / "ledger.pub")
+    operator.run("report", out, status=3)
+    operator.run("add", "ml-team", "--out", tmp_path / "team")
+    assert "is as it was signed" in operator.run("report", out, "--check", tmp_path / "team" / "ledger.pub")
     out.write_text(out.read_text().replace("by anna", "by ben"))
-    operator.run("report", "check", out, "--key", tmp_path / "team" / "ledger.pub", status=4)
+    operator.run("report", out, "--check", tmp_path / "team" / "ledger.pub", status=4)
 
 
 def test_requests_that_are_not_there(operator):
-    assert operator.json("request", "list") == []
-    assert "does not exist" in operator.run("request", "approve", 1, "--reason", "x", status=9)
-    assert "does not exist" in operator.run("request", "deny", 1, "--reason", "x", status=9)
-    operator.run("run", "show", "0" * 32, status=7)
+    assert operator.json("requests") == []
+    assert "does not exist" in operator.run("requests", "--approve", 1, "--reason", "x", status=9)
+    assert "does not exist" in operator.run("requests", "--deny", 1, "--reason", "x", status=9)
+    operator.run("runs", "0" * 32, status=7)
 
 
 def test_looking_works_on_a_read_only_home_without_key_and_records(operator, tmp_path):
-    operator.run("client", "add", "ml-team", "--out", tmp_path / "team")
+    operator.run("add", "ml-team", "--out", tmp_path / "team")
     operator.run("ledger", "verify")
     operator.home.ledger_key.rename(tmp_path / "key")
     (operator.directory / "records.npy").unlink()
     before = {path: path.read_bytes() for path in operator.home.path.rglob("*") if path.is_file()}
     (operator.home.path / "ledger.db.lock").unlink()
     before.pop(operator.home.path / "ledger.db.lock")
-    looks = [("budget", "show"), ("client", "list"), ("run", "list"), ("extractor", "list"), ("request", "list")]
+    looks = [("budget",), ("clients",), ("runs",), ("extractors",), ("requests",)]
     with mounted_read_only(operator.home.path):
         for look in [*looks, ("history",)]:
             operator.json(*look)

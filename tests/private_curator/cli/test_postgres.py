@@ -94,12 +94,12 @@ def test_every_command_of_the_page_runs_as_written(bare, monkeypatch):
 
 def test_the_operators_work(operator):
     assert not operator.home.ledger.exists()
-    shown = operator.json("budget", "show")
+    shown = operator.json("budget")
     assert (shown["records"], shown["epsilon"], shown["epsilon_spent"]) == (40, 2.0, 0.0)
-    operator.run("client", "add", "ml-team", "--out", operator.directory / "for-ml-team")
-    operator.run("budget", "extend", "--epsilon", 3, "--reason", "second consent")
-    operator.run("budget", "freeze", "--reason", "an inquiry")
-    assert operator.json("budget", "show")["state"] == "frozen"
+    operator.run("add", "ml-team", "--out", operator.directory / "for-ml-team")
+    operator.run("budget", "--extend", 3, "--reason", "second consent")
+    operator.run("budget", "--freeze", "--reason", "an inquiry")
+    assert operator.json("budget")["state"] == "frozen"
     assert operator.json("ledger", "verify")["ok"] is True
     findings = {row["check"]: row["ok"] for row in operator.json("preflight")}
     assert findings["ledger"]
@@ -131,28 +131,26 @@ def test_settings_in_the_environment_count_for_init_as_well(bare, monkeypatch):
 def test_a_restore_that_would_forget_is_refused(operator):
     backup = operator.directory / "backup.db"
     operator.run("ledger", "backup", backup)
-    operator.run("budget", "lower", "--epsilon", 1, "--reason", "policy")
+    operator.run("budget", "--lower", 1, "--reason", "policy")
     assert "would be forgotten" in operator.run("ledger", "restore", backup, status=6)
-    assert operator.json("budget", "show")["epsilon"] == 1.0
+    assert operator.json("budget")["epsilon"] == 1.0
     operator.run("ledger", "restore", backup, "--accept-loss", ACCEPTANCE)
-    assert operator.json("budget", "show")["epsilon"] == 2.0
+    assert operator.json("budget")["epsilon"] == 2.0
 
 
 def test_a_database_that_was_put_back_is_refused_until_the_loss_is_accepted(operator):
     dump, backup = operator.directory / "dump.sql", operator.directory / "backup.db"
     operator.server.run("pg_dump", "--schema", operator.schema, "--file", str(dump))
-    operator.run("budget", "lower", "--epsilon", 1, "--reason", "policy")
+    operator.run("budget", "--lower", 1, "--reason", "policy")
     with operator.server.administer() as administrator:
         administrator.execute(f"DROP SCHEMA {operator.schema} CASCADE")
     operator.server.run("psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", str(dump))
-    assert "put back to an older state" in operator.run(
-        "budget", "lower", "--epsilon", 0.5, "--reason", "policy", status=6
-    )
-    assert "put back to an older state" in operator.run("budget", "show")  # looking is allowed, and warned of
+    assert "put back to an older state" in operator.run("budget", "--lower", 0.5, "--reason", "policy", status=6)
+    assert "put back to an older state" in operator.run("budget")  # looking is allowed, and warned of
     operator.run("ledger", "backup", backup)
     assert "1 entries would be forgotten" in operator.run("ledger", "restore", backup, status=6)
     operator.run("ledger", "restore", backup, "--accept-loss", ACCEPTANCE)
-    assert operator.json("budget", "show")["epsilon"] == 2.0
+    assert operator.json("budget")["epsilon"] == 2.0
 
 
 @pytest.mark.parametrize("days", [3, -3])
@@ -171,8 +169,8 @@ def test_a_file_that_was_put_back_is_refused_too(bare):
     """The note is kept for a ledger in a file as well."""
     bare.init("--device", "cpu")
     old = bare.home.ledger.read_bytes()
-    bare.run("budget", "lower", "--epsilon", 1, "--reason", "policy")
+    bare.run("budget", "--lower", 1, "--reason", "policy")
     bare.home.ledger.write_bytes(old)
-    assert "put back to an older state" in bare.run("budget", "lower", "--epsilon", 0.5, "--reason", "policy", status=6)
-    assert "put back to an older state" in bare.run("budget", "show")  # looking is allowed, and warned of
+    assert "put back to an older state" in bare.run("budget", "--lower", 0.5, "--reason", "policy", status=6)
+    assert "put back to an older state" in bare.run("budget")  # looking is allowed, and warned of
     assert "ledger.url names no database" in bare.run("ledger", "move", status=3)

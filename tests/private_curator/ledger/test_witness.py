@@ -130,7 +130,7 @@ def test_without_an_intact_note_a_ledger_with_charges_is_refused_until_somebody_
         assert Witness(note).entry() == ledger.head()
         open_run(ledger)
     spoil()
-    with pytest.raises(LedgerCorrupt, match=r"holds charges.*missing or damaged.*ledger accept"):
+    with pytest.raises(LedgerCorrupt, match=r"holds charges.*missing or damaged.*ledger restore --as-it-is"):
         serve()
     with Ledger.open(location, key=key, accounting=ToyAccounting()) as ledger:
         with pytest.raises(InvalidValue, match="at least 30 characters"):

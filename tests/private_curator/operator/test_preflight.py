@@ -98,7 +98,7 @@ def test_keys_that_do_not_belong_together(made, tmp_path):
     other = CertificateAuthority(tmp_path / "other")
     other.create(names=["localhost"], data_set="x")
     shutil.copy(tmp_path / "other" / "server.key", made.certificates / "server.key")
-    assert "cert renew-server" in only(made, "keys")
+    assert "certificates --renew-server" in only(made, "keys")
     (made.certificates / "server.key").write_text("no key")
     (made.certificates / "server.key").chmod(0o600)
     assert "damaged" in only(made, "keys")
@@ -120,10 +120,10 @@ def test_key_files_that_others_can_read(made):
 
 def test_certificates_that_expire_soon(made):
     later = preflight._Site(made, {}, now=lambda: dt.datetime.now(dt.UTC) + dt.timedelta(days=380))
-    with pytest.raises(Exception, match="cert renew-server"):
+    with pytest.raises(Exception, match="certificates --renew-server"):
         preflight.CHECKS["certificates"](later)
     much_later = dataclasses.replace(later, now=lambda: dt.datetime.now(dt.UTC) + dt.timedelta(days=3640))
-    with pytest.raises(Exception, match=r"cert renew-server|new curator"):
+    with pytest.raises(Exception, match=r"certificates --renew-server|new curator"):
         preflight.CHECKS["certificates"](much_later)
 
 

@@ -178,7 +178,7 @@ def test_the_operators_description_is_what_a_client_would_be_told(site):
     assert Description.from_json(json.loads(out.read_text())) == told
     assert "nothing is ever overwritten" in CliRunner().invoke(main, [*map(str, words)]).output
     words[4] = "autumn"
-    assert "`dpswd-curator client add` registers one" in CliRunner().invoke(main, [*map(str, words[:5])]).output
+    assert "`dpswd-curator add` registers one" in CliRunner().invoke(main, [*map(str, words[:5])]).output
 
 
 def test_another_proposal_is_another_charge(site, tmp_path):

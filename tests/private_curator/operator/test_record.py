@@ -105,7 +105,7 @@ def test_a_run_is_told_with_its_price_and_why(record, lived):
     assert later.client_increase == pytest.approx(later.increase)
     total = sum(run.increase for run in record.runs)
     assert total == pytest.approx(record.overview.spent)
-    with pytest.raises(GrantNotHeld, match="run list"):
+    with pytest.raises(GrantNotHeld, match="dpswd-curator runs"):
         record.run("0" * 32)
 
 

@@ -73,23 +73,23 @@ def test_up_to_k_records_of_a_person_are_kept_and_priced_together(tmp_path):
     each, its_delta = allowed_for_record(1.0, 1e-5, 2)
 
     def shown() -> dict:
-        return json.loads(run("budget", "show", "--home", home, "--format", "json"))
+        return json.loads(run("budget", "--home", home, "--format", "json"))
 
     now = shown()
     assert (now["records_per_person"], now["epsilon"], now["delta"]) == (2, each, its_delta)
-    promise = " ".join(run("budget", "show", "--home", home).split())
+    promise = " ".join(run("budget", "--home", home).split())
     assert "had any one person, with up to 2 of these records, been another one" in promise
     assert "(epsilon 1, delta 1e-05; all other figures count records, each of epsilon 0.5, delta 3.775e-06)" in promise
     # What is stated afterwards is a person's too: more than double has to be typed out, and a record gets half of it.
     state = ("--home", home, "--reason", "a second study")
-    assert "epsilon 2.2 lets what is concluded" in run("budget", "extend", "--epsilon", 2.2, *state, status=3)
-    run("budget", "extend", "--epsilon", 1.2, *state)
+    assert "epsilon 2.2 lets what is concluded" in run("budget", "--extend", 2.2, *state, status=3)
+    run("budget", "--extend", 1.2, *state)
     assert shown()["epsilon"] == pytest.approx(0.6)
     assert shown()["delta"] == its_delta
-    run("budget", "lower", "--epsilon", 0.8, *state)
+    run("budget", "--lower", 0.8, *state)
     assert shown()["epsilon"] == pytest.approx(0.4)
     # So is what team and board are told.
-    run("client", "add", "spring", "--home", home, "--out", tmp_path / "spring")
+    run("add", "spring", "--home", home, "--out", tmp_path / "spring")
     run("describe", "--home", home, "--client", "spring", "--out", tmp_path / "hospital.json")
     described = Description.from_json(json.loads((tmp_path / "hospital.json").read_text()))
     assert "one has at most 2 of the records" in str(described)

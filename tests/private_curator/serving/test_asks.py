@@ -81,11 +81,11 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
             (heard,) = team.budget_requests()
             assert (heard.decision, heard.granted, heard.reason) == ("cut", 0.4, "less will do")
             asking = ["--curator", address, "--credentials", str(tmp_path / "team")]
-            typed = CliRunner().invoke(client_main, ["budget", "requests", *asking])
+            typed = CliRunner().invoke(client_main, ["requests", *asking])
             assert "request 1 of " in typed.output
             assert "epsilon 1 more (a second site): cut, epsilon 0.4000 granted: less will do" in typed.output
-            more = ["--epsilon", "2", "--because", "a third", "--format", "json"]
-            typed = CliRunner().invoke(client_main, ["budget", "request", *asking, *more])
+            more = ["--epsilon", "2", "--reason", "a third", "--format", "json"]
+            typed = CliRunner().invoke(client_main, ["requests", *asking, *more])
             assert json.loads(typed.stdout)[0] | {"time": ""} == {
                 "number": 2, "time": "", "epsilon": 2.0, "because": "a third", "decision": "", "granted": 0.0,
                 "reason": "",

@@ -62,19 +62,19 @@ class Sites:
     def join(self, name, *options) -> Path:
         """request, approve; the client's directory."""
         directory = self.directory / name
-        self.client("cert", "request", name, "--out", directory)
+        self.client("init", name, "--out", directory)
         told = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
-        self.operator("cert", "approve", directory / "client.csr", "--out", directory, *told, *options)
+        self.operator("approve", directory / "client.csr", "--out", directory, *told, *options)
         return directory
 
     def renew(self, directory) -> Path:
-        self.client("cert", "renew", "--credentials", directory)
+        self.client("certificate", "--renew", "--credentials", directory)
         answer = self.directory / f"{directory.name}-answer"
-        self.operator("cert", "approve", directory / "client.renewal", "--out", answer)
+        self.operator("approve", directory / "client.renewal", "--out", answer)
         return answer / "client.crt"
 
     def rows(self):
-        return json.loads(self.operator("cert", "list", "--format", "json"))
+        return json.loads(self.operator("certificates", "--format", "json"))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_request_approve_renew_install_on_a_live_server(live):
         assert connection.describe().client_budget.epsilon == 0.5
         certificate = live.renew(directory)
         assert connection.describe().client_name == "ml-team"  # nothing is interrupted
-    live.client("cert", "install", certificate, "--credentials", directory)
+    live.client("certificate", "--install", certificate, "--credentials", directory)
     assert (directory / "client.key").read_bytes() != old_pair["client.key"]
     assert (directory / "client.key.previous").read_bytes() == old_pair["client.key"]
     assert not (directory / "client.key.next").exists()
@@ -116,15 +116,15 @@ def test_request_approve_renew_install_on_a_live_server(live):
         assert [row["state"] for row in rows] == ["valid", "valid"]
         fingerprint = identity.read_identity(kept).fingerprint
         assert rows[0]["fingerprint"] == fingerprint
-        live.operator("cert", "revoke", "ml-team", fingerprint, "--reason", "replaced")
+        live.operator("clients", "ml-team", "--revoke-certificate", fingerprint, "--reason", "replaced")
         with pytest.raises(errors.CredentialsInvalid, match="withdrawn"):
             old.describe()
         assert new.describe().client_name == "ml-team"
         assert [row["fingerprint"] for row in live.rows()] == [identity.read_identity(directory).fingerprint]
-        live.operator("client", "revoke", "ml-team", "--reason", "the study has ended")
+        live.operator("clients", "--revoke", "ml-team", "--reason", "the study has ended")
         with pytest.raises(errors.CredentialsInvalid, match="revoked"):
             new.describe()
-    live.operator("cert", "revoke", "ml-team", fingerprint, "--reason", "again", status=7)
+    live.operator("clients", "ml-team", "--revoke-certificate", fingerprint, "--reason", "again", status=7)
 
 
 def test_an_expired_certificate_is_refused_on_both_sides_and_renewed_by_the_operators_word(live):
@@ -135,24 +135,24 @@ def test_an_expired_certificate_is_refused_on_both_sides_and_renewed_by_the_oper
     with live.home.open_ledger() as ledger:
         ledger.add_certificate("late", issued.fingerprint)
     (directory / "client.crt").write_bytes(issued.pem)
-    with pytest.raises(errors.CredentialsInvalid, match="cert renew"):  # the client's own check
+    with pytest.raises(errors.CredentialsInvalid, match="certificate --renew"):  # the client's own check
         _connect(live, directory)
     with pytest.raises(grpc.RpcError) as refused:  # and the server's, for a client that does not check
         _call(live, directory)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert {row["state"] for row in live.rows()} == {"valid", "expired"}
-    live.client("cert", "renew", "--credentials", directory)
+    live.client("certificate", "--renew", "--credentials", directory)
     # An expired identity proves nothing; a plain request for a known name neither, unless the operator says so.
     out = live.directory / "answer"
-    assert "proves nothing" in live.operator("cert", "approve", directory / "client.renewal", "--out", out, status=9)
-    assert "already" in live.operator("cert", "approve", directory / "client.csr", "--out", out, status=10)
+    assert "proves nothing" in live.operator("approve", directory / "client.renewal", "--out", out, status=9)
+    assert "already" in live.operator("approve", directory / "client.csr", "--out", out, status=10)
     assert not out.exists()
     told = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
-    live.operator("cert", "approve", directory / "client.csr", "--out", out, "--renew", *told)
-    live.client("cert", "install", out / "client.crt", "--credentials", directory)
+    live.operator("approve", directory / "client.csr", "--out", out, "--renew", *told)
+    live.client("certificate", "--install", out / "client.crt", "--credentials", directory)
     with _connect(live, directory) as connection:
         assert connection.describe().client_name == "late"
-    assert json.loads(live.client("cert", "show", "--credentials", directory, "--format", "json"))["days_left"] > 300
+    assert json.loads(live.client("certificate", "--credentials", directory, "--format", "json"))["days_left"] > 300
 
 
 def _call(sites, directory, *, certificate=True, authority=None, name_override=None):
@@ -221,7 +221,7 @@ def test_a_certificate_that_expires_during_a_connection_is_refused_at_the_next_c
 def test_a_renewal_must_be_signed_under_the_identity_that_it_renews(sites):
     directory = sites.join("ml-team")
     mallory = sites.join("mallory")
-    sites.client("cert", "renew", "--credentials", directory)
+    sites.client("certificate", "--renew", "--credentials", directory)
     good = Renewal.from_bytes((directory / "client.renewal").read_bytes())
     stolen = Renewal.from_bytes(Path(identity.renew(mallory)).read_bytes())
     authority = sites.home.authority
@@ -249,8 +249,15 @@ def test_a_renewal_must_be_signed_under_the_identity_that_it_renews(sites):
         with pytest.raises(errors.InvalidValue):
             renewals.read(data, authority, now=_now())
     # A withdrawn certificate renews nothing, though its signature holds.
-    sites.operator("cert", "revoke", "ml-team", identity.read_identity(directory).fingerprint, "--reason", "leaked")
-    output = sites.operator("cert", "approve", directory / "client.renewal", "--out", sites.directory / "x", status=10)
+    sites.operator(
+        "clients",
+        "ml-team",
+        "--revoke-certificate",
+        identity.read_identity(directory).fingerprint,
+        "--reason",
+        "leaked",
+    )
+    output = sites.operator("approve", directory / "client.renewal", "--out", sites.directory / "x", status=10)
     assert "withdrawn" in output
     assert [row["name"] for row in sites.rows()] == ["mallory"]
 
@@ -259,9 +266,9 @@ def test_install_takes_only_the_renewed_certificate_and_survives_a_crash(sites, 
     directory = sites.join("ml-team")
     stranger = sites.join("other")
     old = (directory / "client.crt").read_bytes()
-    sites.client("cert", "install", directory / "client.crt", "--credentials", directory, status=3)
+    sites.client("certificate", "--install", directory / "client.crt", "--credentials", directory, status=3)
     certificate = sites.renew(directory)
-    sites.client("cert", "install", stranger / "client.crt", "--credentials", directory, status=3)
+    sites.client("certificate", "--install", stranger / "client.crt", "--credentials", directory, status=3)
     assert (directory / "client.crt").read_bytes() == old
 
     def crash(self, target):
@@ -286,28 +293,28 @@ def test_install_takes_only_the_renewed_certificate_and_survives_a_crash(sites, 
 def test_a_second_renewal_before_the_answer_keeps_the_new_key(sites):
     directory = sites.join("ml-team")
     certificate = sites.renew(directory)
-    sites.client("cert", "renew", "--credentials", directory)
+    sites.client("certificate", "--renew", "--credentials", directory)
     identity.install(certificate, directory)
 
 
 def test_cert_init_makes_an_authority_only_where_there_is_none(sites):
-    assert "never overwritten" in sites.operator("cert", "init", status=3)
+    assert "never overwritten" in sites.operator("certificates", "--make", status=3)
     for path in sorted(sites.home.certificates.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
-    sites.operator("cert", "init", "--san", "curator.example.org")
+    sites.operator("certificates", "--make", "--san", "curator.example.org")
     server_certificate = identity._certificate(sites.home.certificates / "server.crt")
     assert "curator.example.org" in str(server_certificate.extensions)
-    sites.operator("cert", "renew-server")
+    sites.operator("certificates", "--renew-server")
     assert isinstance(sites.home.authority.certificate().public_key(), ec.EllipticCurvePublicKey)
 
 
 def test_shares_belong_to_new_clients(sites):
     directory = sites.join("ml-team")
-    sites.client("cert", "renew", "--credentials", directory)
-    arguments = ("cert", "approve", directory / "client.renewal", "--out", sites.directory / "x")
-    assert "client share" in sites.operator(*arguments, "--epsilon", "1", status=3)
-    sites.operator("cert", "approve", sites.directory / "nothing", "--out", sites.directory / "x", status=3)
+    sites.client("certificate", "--renew", "--credentials", directory)
+    arguments = ("approve", directory / "client.renewal", "--out", sites.directory / "x")
+    assert "clients --share" in sites.operator(*arguments, "--epsilon", "1", status=3)
+    sites.operator("approve", sites.directory / "nothing", "--out", sites.directory / "x", status=3)
     request = identity.make_identity("new", sites.directory / "new")
-    sites.operator("cert", "approve", request, "--out", sites.directory / "x", "--renew", status=3)
+    sites.operator("approve", request, "--out", sites.directory / "x", "--renew", status=3)
     assert common_name(identity._certificate(directory / "client.crt").subject) == "ml-team"
     assert HomeDirectory(sites.home.path).authority.expires("0" * 64) is None

@@ -202,7 +202,7 @@ def test_settings_that_cannot_work_are_refused_at_start(directory):
     np.save(directory / "records.npy", RECORDS)
     made.certificates.joinpath("server.crt").unlink()
     broken = server.CuratorServer(made, settings.load(made.path, {"compute.isolation": "in-process"}))
-    with pytest.raises(errors.SettingsError, match="cert renew-server"):
+    with pytest.raises(errors.SettingsError, match="certificates --renew-server"):
         broken.start()
     broken.stop()
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from cryptography import x509
@@ -31,7 +32,7 @@ def test_calibrate_gives_the_reference_values_and_epsilon_inverts_it(bound, sigm
     assert answer["sigma"] == pytest.approx(sigma, rel=0.01)
     assert answer["guarantee"] is (bound not in ("clt", "bernstein-published"))
     back = json.loads(
-        invoke("epsilon", *RUN, "--sigma", str(answer["sigma"]), "--bound", bound, "--format", "json").stdout
+        invoke("calibrate", *RUN, "--sigma", str(answer["sigma"]), "--bound", bound, "--format", "json").stdout
     )
     assert back["epsilon"] == pytest.approx(10, rel=1e-3)
 
@@ -110,10 +111,28 @@ def test_every_command_explains_itself(command):
     assert "Usage" in result.output
 
 
+def test_help_lists_every_command_once_by_how_often_it_is_typed():
+    told = invoke("--help").output
+    assert sorted(name for names in main.sections.values() for name in names) == sorted(_COMMANDS)
+    assert all(f"{title}:" in told for title in main.sections)
+
+
+def test_trains_first_page_is_short_and_the_second_has_everything():
+    first, second = invoke("train", "--help").output, invoke("train", "--help-all").output
+    train = main.get_command(click.Context(main), "train")
+    options = [each for each in train.params if isinstance(each, click.Option)]
+    assert sum(not each.hidden for each in options) < 20 < len(options)
+    shown = set(re.findall(r"^  (--[a-z-]+)", first, re.MULTILINE))
+    assert {"--curator", "--epsilon", "--save"} <= shown
+    assert all(option.opts[0] in second for option in options)
+    assert "--source-epochs" not in first
+    assert invoke("train", "--help").output == first  # looking at all changes nothing
+
+
 def test_the_accountants_commands_do_not_load_torch():
     script = (
         "import sys\nfrom click.testing import CliRunner\nfrom dpswd.public_client.cli.main import main\n"
-        f"result = CliRunner().invoke(main, {['epsilon', *RUN, '--sigma', '2', '--bound', 'clt']!r})\n"
+        f"result = CliRunner().invoke(main, {['calibrate', *RUN, '--sigma', '2', '--bound', 'clt']!r})\n"
         "assert result.exit_code == 0, result.output\n"
         "assert not {'torch', 'grpc'} & set(sys.modules)"
     )
