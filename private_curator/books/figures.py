@@ -113,6 +113,8 @@ class Quote:
 
     Attributes:
         epsilon: of this run alone, at the data set's delta.
+        adds_to_data_set: what it would add to the data set's epsilon.
+        adds_to_share: the same of the client's share; None without one.
         data_set: the data set's account as it stands.
         client: the client's own account as it stands; None without a share.
         fits: whether every account admits the whole run now.
@@ -120,6 +122,8 @@ class Quote:
     """
 
     epsilon: float
+    adds_to_data_set: float
+    adds_to_share: float | None
     data_set: AccountStatus
     client: AccountStatus | None
     fits: bool

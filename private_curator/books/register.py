@@ -91,8 +91,15 @@ class Register(Books):
             fits = True
         except BudgetExhausted as error:
             fits, steps = False, error.steps_that_fit or 0
+        adds = []
+        for each in charges:
+            before = self._ready(client, each).spent
+            after = each.filter.add(before, each.price)
+            adds.append(max(0.0, each.filter.epsilon(after) - each.filter.epsilon(before)))
         return Quote(
             epsilon=charges[0].filter.alone(charges[0].price),
+            adds_to_data_set=adds[0],
+            adds_to_share=adds[1] if len(adds) > 1 else None,
             data_set=account_status(self.account, closed=self.closed),
             client=share_status(self.shares.get(client), closed=self.closed),
             fits=fits,

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpswd.private_curator.cli.common import (
-    FILE,
-    chosen_format,
-    device_option,
-    format_option,
-    optional_home_option,
-    show,
-)
+from dpswd.private_curator.cli.common import FILE, device_option, optional_home_option
 from dpswd.private_curator.cli.records import reading, reading_options, scaling_options
+from dpswd.private_curator.cli.showing import chosen_format, format_option, show
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import SettingsError

@@ -10,15 +10,13 @@ import click
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.cli.common import (
     chosen_act,
-    chosen_format,
     confirm_option,
     confirmed,
-    format_option,
     home_option,
     reason_option,
     record_of,
-    show,
 )
+from dpswd.private_curator.cli.showing import explain, format_option, show
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 
@@ -100,8 +98,7 @@ def _show(home: HomeDirectory) -> None:
         },
         title="Budget of the data set; epsilon spent is at the budget's delta",
     )
-    if chosen_format() == "text":
-        click.echo(f"  {record.overview.promise}.")
+    explain(f"{record.overview.promise}.")
 
 
 def _lower(books: Ledger, epsilon: float, delta: float | None, *, reason: str) -> None:

@@ -9,15 +9,8 @@ from pathlib import Path
 import click
 
 from dpswd.private_curator.cli.clients import credentials_options, hand_out, share_options
-from dpswd.private_curator.cli.common import (
-    FILE,
-    chosen_act,
-    fingerprint_option,
-    format_option,
-    home_option,
-    san_option,
-    show,
-)
+from dpswd.private_curator.cli.common import FILE, chosen_act, fingerprint_option, home_option, san_option
+from dpswd.private_curator.cli.showing import format_option, show, table_options
 from dpswd.private_curator.operator import acts
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -77,7 +70,7 @@ def approve(
     "certificate (`approve --renew`).",
 )
 @san_option
-@format_option
+@table_options
 def certificates(home: HomeDirectory, renew_server: bool, make: bool, names: tuple[str, ...]) -> None:
     """Shows every client's certificate that counts, with its expiry; or makes the curator's own."""
     if chosen_act(renew_server=renew_server, make=make) is None:

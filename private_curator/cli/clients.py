@@ -9,15 +9,8 @@ from typing import Any
 import click
 
 from dpswd.private_curator.cli.budgets import budget_of, share_of
-from dpswd.private_curator.cli.common import (
-    chosen_act,
-    explain,
-    format_option,
-    home_option,
-    reason_option,
-    record_of,
-    show,
-)
+from dpswd.private_curator.cli.common import chosen_act, full_id, home_option, reason_option, record_of
+from dpswd.private_curator.cli.showing import explain, format_option, show, table_options
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts
 from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -26,6 +19,7 @@ from dpswd.shared.files import write_public
 
 LEDGER_KEY_FILE = "ledger.pub"
 """The ledger's public key, 64 hexadecimal digits: the client holds receipts and the curator against it."""
+_SHORT = ("name", "state", "share", "epsilon_spent", "epsilon_remaining", "runs", "last_seen")
 
 
 def credentials_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +95,7 @@ def add(
 @click.option("--revoke", is_flag=True, help="Shuts NAME out for good; what it spent stays spent.")
 @click.option("--revoke-certificate", metavar="FINGERPRINT", help="Withdraws one certificate; its others go on.")
 @reason_option
-@format_option
+@table_options
 def clients(
     name: str | None,
     home: HomeDirectory,
@@ -146,6 +140,8 @@ def clients(
             books.set_cap(name, cap or None, reason=reason)
             told = f"{name} may spend epsilon {cap:g} a day" if cap else f"the daily cap of {name} is taken away"
         elif revoke_certificate is not None:
+            counting = [each for known in books.clients() if known.name == name for each in known.fingerprints]
+            revoke_certificate = full_id(revoke_certificate, counting)
             books.revoke_certificate(name, revoke_certificate, reason=reason)
             told = f"the certificate {revoke_certificate} of {name} is withdrawn"
         else:
@@ -157,7 +153,11 @@ def clients(
 def _show(home: HomeDirectory, name: str | None) -> None:
     rows = [_row(known) for known in record_of(home).clients]
     if name is None:
-        show(rows, title="Clients; without a share of its own a client is limited by the data set's budget alone")
+        show(
+            rows,
+            title="Clients; without a share of its own a client is limited by the data set's budget alone",
+            short=_SHORT,
+        )
     else:
         found = next((row for row in rows if row["name"] == name), None)
         if found is None:
@@ -170,8 +170,8 @@ def _row(known: ClientFacts) -> dict[str, Any]:
     return {
         "name": known.name,
         "state": known.state,
-        "epsilon": known.share,
-        "delta": known.share_delta,
+        "share": known.share,
+        "share_delta": known.share_delta,
         "epsilon_spent": known.spent,
         "epsilon_remaining": known.remaining,
         "runs": known.runs,

@@ -1,24 +1,21 @@
-"""What all commands share: the curator's directory, its ledger, output as text or JSON, errors as exit codes."""
+"""What all commands share: the curator's directory, its ledger, errors as exit codes."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import sys
-import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from dpswd.private_curator.books.operators import Operator, checked_operator
+from dpswd.private_curator.cli.showing import chosen_format
 from dpswd.private_curator.operator.telling import Told
 from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings.groups import ComputeSettings
@@ -39,10 +36,11 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 """The type of an option that names a file."""
 SERVING = "serve"
 """The command whose output is a log."""
-_FORMAT = f"{__name__}.format"
 _OPERATOR = f"{__name__}.operator"
 _CREDENTIAL = f"{__name__}.credential"
 EXIT_DEFECT = 1
+LEAST_DIGITS = 4
+"""Of an id that stand for all of it."""
 
 # The first class that fits decides; docs/exit-codes has a page for each code.
 EXIT_CODES: tuple[tuple[type[errors.DpswdError], int], ...] = (
@@ -202,6 +200,18 @@ def chosen_act(**acts: object) -> str | None:
     return names[0] if names else None
 
 
+def full_id(given: str, known: Iterable[str]) -> str:
+    """The one id that begins with the given digits, at least `LEAST_DIGITS`; where none does, what was given.
+
+    Raises:
+        InvalidValue: several do.
+    """
+    begun = [each for each in known if len(given) >= LEAST_DIGITS and each.startswith(given.lower())]
+    if len(begun) > 1:
+        raise errors.InvalidValue(f"{len(begun)} ids begin with {given!r}; give more digits")
+    return begun[0] if begun else given
+
+
 def _warn(record: Record) -> None:
     """Says on standard error that the figures may not be trusted."""
     health = record.health
@@ -225,24 +235,6 @@ def field_option(
     return click.option(name, type=kind, default=None, help=f"{known.description}  {note}".strip(), **attributes)
 
 
-def _remember_format(context: click.Context, _parameter: click.Parameter, value: str) -> None:
-    context.meta[_FORMAT] = value
-
-
-def format_option_of(*formats: str, meaning: str) -> Callable[[_F], _F]:
-    """``--format``, which `show` obeys."""
-    return click.option(
-        "--format",
-        type=click.Choice(formats),
-        default=formats[0],
-        show_default=True,
-        expose_value=False,
-        callback=_remember_format,
-        help=meaning,
-    )
-
-
-format_option = format_option_of("text", "json", meaning="text for people, json for programs.")
 device_option = field_option(ComputeSettings, "device", note="[default: the settings', or auto]")
 reason_option = click.option("--reason", help="Why; each act needs it, and it stands in the ledger for good.")
 confirm_option = click.option(
@@ -261,12 +253,6 @@ san_option = click.option(
 )
 
 
-def chosen_format() -> str:
-    """What the command's ``--format`` says."""
-    chosen: str = click.get_current_context().meta.get(_FORMAT, "text")
-    return chosen
-
-
 def confirmed(effect: Effect, typed: str | None) -> str | None:
     """Shows an act's effect, and asks for the words that it needs where somebody is there to type them."""
     if chosen_format() == "text":
@@ -278,40 +264,3 @@ def confirmed(effect: Effect, typed: str | None) -> str | None:
         typed = str(click.prompt(f"Type {effect.words!r} to go on", err=True))
     effect.confirm(typed)
     return typed
-
-
-def explain(text: str) -> None:
-    """Prints a note below a table for people."""
-    if chosen_format() == "text":
-        click.echo(textwrap.fill(text, width=110, initial_indent="  ", subsequent_indent="  "))
-
-
-def show(value: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, title: str = "") -> None:
-    """Prints one object, or rows of equal keys, in the chosen format."""
-    if chosen_format() == "json":
-        click.echo(json.dumps(value, indent=2))
-        return
-    table = Table(title=title or None, box=box.SIMPLE, title_justify="left", show_header=not isinstance(value, Mapping))
-    if isinstance(value, Mapping):
-        table.add_column()
-        table.add_column()
-        for name, entry in value.items():
-            table.add_row(name.replace("_", " "), _cell(entry))
-    else:
-        if not value:
-            click.echo("none")
-            return
-        for name in value[0]:
-            table.add_column(name.replace("_", " "), overflow="fold")
-        for row in value:
-            table.add_row(*(_cell(entry) for entry in row.values()))
-    # A pipe has no width: long cells must not be cut there.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)

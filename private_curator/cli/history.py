@@ -6,16 +6,8 @@ from pathlib import Path
 
 import click
 
-from dpswd.private_curator.cli.common import (
-    FILE,
-    chosen_format,
-    explain,
-    format_option,
-    home_if_given_option,
-    home_option,
-    needed,
-    show,
-)
+from dpswd.private_curator.cli.common import FILE, home_if_given_option, home_option, needed
+from dpswd.private_curator.cli.showing import chosen_format, explain, show, table_options
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
@@ -24,6 +16,7 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private
 
+_SHORT = ("time", "who", "what", "why", "spent")
 _since_option = click.option("--since", metavar="YYYY-MM-DD", help="The first day, UTC.")
 _until_option = click.option("--until", metavar="YYYY-MM-DD", help="The last day, UTC.")
 
@@ -35,7 +28,7 @@ _until_option = click.option("--until", metavar="YYYY-MM-DD", help="The last day
 @click.option("--who", help="Only what this operator did, or this client asked.")
 @_since_option
 @_until_option
-@format_option
+@table_options
 def history(
     home: HomeDirectory,
     categories: tuple[str, ...],
@@ -74,7 +67,7 @@ def history(
             row | {"kind": event.kind, "client": event.client, "run": event.run, "count": event.count}
             for row, event in zip(rows, events, strict=True)
         ]
-    show(rows, title="History; spent is the data set's epsilon afterwards")
+    show(rows, title="History; spent is the data set's epsilon afterwards", short=_SHORT)
     explain(WHY_COUNTS_DIFFER)
 
 

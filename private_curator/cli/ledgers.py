@@ -17,17 +17,8 @@ from dpswd.private_curator.books.operators import Enrolled
 from dpswd.private_curator.books.reading import read_ledger
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
-from dpswd.private_curator.cli.common import (
-    FILE,
-    chosen_act,
-    explain,
-    format_option,
-    home_option,
-    reason_option,
-    record_of,
-    show,
-    verifying,
-)
+from dpswd.private_curator.cli.common import FILE, chosen_act, full_id, home_option, reason_option, record_of, verifying
+from dpswd.private_curator.cli.showing import explain, format_option, show, table_options
 from dpswd.private_curator.operator.acts import check_enrolled, verify_ledger
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.seconding import seconded
@@ -39,6 +30,7 @@ from dpswd.shared.core.errors import GrantNotHeld, LedgerError, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 
 _EXIT_CORRUPT = 6
+_SHORT = ("run_id", "client", "opened", "alone", "adds_to_data_set", "steps", "purpose")
 _receipts_option = click.option(
     "--receipts", type=FILE, help="Signed entries that a client or the operator kept elsewhere, one per line."
 )
@@ -203,19 +195,23 @@ def export(home: HomeDirectory, out: Path | None, name: str | None) -> None:
 )
 @reason_option
 @home_option
-@format_option
+@table_options
 def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | None) -> None:
     """Shows every run, or RUN_ID with its noise, price and signed receipt. The id's first digits will do."""
     if chosen_act(prune=prune, reason=reason) and reason is not None:
         if run_id is None:
             raise click.UsageError("--prune needs the run's RUN_ID")
         with home.open_ledger() as books:
+            run_id = full_id(run_id, (known.run_id for known in home.read_ledger().runs))
             discarded = books.prune_replies(run_id, reason=reason)
         click.echo(f"run {run_id} is closed; {discarded} replies were discarded")
         return
     record = record_of(home)
     if run_id is not None:
-        show(asdict(record.run(run_id)), title="A run; noise is the standard deviation")
+        show(
+            asdict(record.run(full_id(run_id, (known.run_id for known in record.runs)))),
+            title="A run; noise is the standard deviation",
+        )
     else:
         rows = [
             {
@@ -224,8 +220,9 @@ def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | Non
                 "opened": charged.opened[:19] + "Z",
                 "mechanism": charged.mechanism,
                 "noise": charged.noise,
-                "epsilon": charged.epsilon,
-                "increase": charged.increase,
+                "alone": charged.epsilon,
+                "adds_to_data_set": charged.increase,
+                "adds_to_share": charged.client_increase,
                 "steps": charged.steps,
                 "steps_used": charged.steps_used,
                 "batch": charged.batch,
@@ -234,7 +231,11 @@ def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | Non
             }
             for charged in record.runs
         ]
-        show(rows, title="Runs; epsilon is of the run alone, increase what it added to the data set's")
+        show(
+            rows,
+            title="Runs: what each cost alone, and added to the data set's epsilon and to its client's share",
+            short=_SHORT,
+        )
     explain(WHY_COUNTS_DIFFER)
 
 
@@ -243,14 +244,13 @@ def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | Non
 @click.option("--approve", is_flag=True, help="Lets the graph with this SHA-256 run.")
 @click.option("--withdraw", is_flag=True, help="Withdraws an approval: the graph's runs get no further step.")
 @home_option
-@format_option
+@table_options
 def extractors(digest: str | None, home: HomeDirectory, approve: bool, withdraw: bool) -> None:
     """Shows the extractor graphs that may see records, where extractors.approval is "listed"; or changes them."""
     act = chosen_act(approve=approve, withdraw=withdraw)
     if act is None:
-        rows = [
-            {"digest": known} for known in sorted(record_of(home).reading.books.extractors) if digest in (None, known)
-        ]
+        approved = sorted(record_of(home).reading.books.extractors)
+        rows = [{"digest": known} for known in approved if known.startswith(digest or "")]
         show(rows, title="Approved extractor graphs")
         return
     if digest is None:
@@ -259,6 +259,7 @@ def extractors(digest: str | None, home: HomeDirectory, approve: bool, withdraw:
         if approve:
             books.approve_extractor(digest)
         else:
+            digest = full_id(digest, books.approved_extractors())
             books.revoke_extractor(digest)
     click.echo(f"{digest} is {'approved' if approve else 'no longer approved'}")
 
@@ -266,7 +267,7 @@ def extractors(digest: str | None, home: HomeDirectory, approve: bool, withdraw:
 @click.command()
 @click.argument("number", required=False)
 @home_option
-@format_option
+@table_options
 def incidents(number: str | None, home: HomeDirectory) -> None:
     """Shows unexpected errors, the oldest first, or where NUMBER happened, of which a client was told.
 

@@ -22,6 +22,7 @@ from dpswd.private_curator.cli.publishing import describe, publish
 from dpswd.private_curator.cli.records import contract_options, reading, reading_options, records, scaling_options
 from dpswd.private_curator.cli.requests import requests
 from dpswd.private_curator.cli.serving import parse_address, preflight, serve, settings
+from dpswd.private_curator.cli.showing import explain, format_option, show
 from dpswd.private_curator.operator import guards
 from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings
@@ -86,7 +87,7 @@ def main() -> None:
     LedgerSettings, "password_file", "--ledger-password-file", envvar="DPSWD_CURATOR_LEDGER__PASSWORD_FILE"
 )
 @common.confirm_option
-@common.format_option
+@format_option
 def init(
     home: HomeDirectory,
     file: Path,
@@ -132,7 +133,7 @@ def init(
     layout = open_source(chosen_records, home=made.path).layout
     with made.open_ledger() as books:
         status = books.status()
-        common.show(
+        show(
             {
                 "home": str(made.path),
                 "records": status.records,
@@ -150,7 +151,7 @@ def init(
             title="A new curator; next: dpswd-curator preflight, then dpswd-curator approve",
         )
     for note in layout.notes:
-        common.explain(f"note: {note}")
+        explain(f"note: {note}")
 
 
 def _of_records(status: LedgerStatus) -> dict[str, object]:

@@ -7,15 +7,8 @@ from pathlib import Path
 import click
 
 from dpswd.private_curator.books.operators import Operator
-from dpswd.private_curator.cli.common import (
-    FILE,
-    chosen_act,
-    format_option,
-    home_if_given_option,
-    needed,
-    reason_option,
-    show,
-)
+from dpswd.private_curator.cli.common import FILE, chosen_act, home_if_given_option, needed, reason_option
+from dpswd.private_curator.cli.showing import show, table_options
 from dpswd.private_curator.operator import acts
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 
@@ -29,7 +22,7 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 @click.option("--remove", is_flag=True, help="Takes NAME out: the credential counts no more.")
 @reason_option
 @home_if_given_option
-@format_option
+@table_options
 def operators(
     name: str | None, home: HomeDirectory | None, make: Path | None, add: str | None, remove: bool, reason: str | None
 ) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpswd.private_curator.cli.common import FILE, chosen_format, format_option, home_option, show
+from dpswd.private_curator.cli.common import FILE, home_option
+from dpswd.private_curator.cli.showing import chosen_format, format_option, show
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError, rounded
@@ -98,11 +99,12 @@ def _confirm(told: Preview, asked: Publishing, *, purpose: str, confirmed: bool)
     if chosen_format() == "text":
         rows = {
             "everybody will read": f"{told.releases}, of all {told.records} records",
-            "epsilon": f"{rounded(told.epsilon, up=True)} at delta {told.delta:g}",
+            "epsilon alone": f"{rounded(told.epsilon, up=True)} at delta {told.delta:g}",
+            "adds to the data set": rounded(told.adds, up=True),
             "epsilon that the team expected": rounded(told.expected, up=True),
             "epsilon spent so far": rounded(told.spent, up=True),
             "epsilon left now": rounded(told.remaining, up=False),
-            "epsilon left afterwards, about": rounded(max(0.0, told.remaining - told.epsilon), up=False),
+            "epsilon left afterwards": rounded(told.afterwards, up=False),
             "fits": told.fits,
             "charged to": asked.client,
             "purpose": purpose,

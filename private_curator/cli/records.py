@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpswd.private_curator.cli import common
+from dpswd.private_curator.cli.showing import chosen_format, explain, format_option, show
 from dpswd.private_curator.operator.telling import Told
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.opening import open_source
@@ -116,7 +117,7 @@ def records() -> None:
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @common.optional_home_option("Without PATH: the records of the curator in this directory, as its settings read them.")
 @reading_options
-@common.format_option
+@format_option
 def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None:
     """Shows what PATH was understood to hold; reads every record, changes nothing.
 
@@ -133,21 +134,21 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
         chosen_records, base = reading(path, **chosen), path.resolve().parent
     file = base / chosen_records.file
     found = inspect(file, open_source(chosen_records, home=base))
-    if common.chosen_format() == "json":
-        common.show(found.to_json())
+    if chosen_format() == "json":
+        show(found.to_json())
         return
     public = found.public()
     notes = public.pop("notes")
-    common.show(public | {"digest": found.digest}, title=f"Understood of {file}")
+    show(public | {"digest": found.digest}, title=f"Understood of {file}")
     for note in notes:
         click.echo(f"  note: {note}")
     if found.classes:
         rows = [{"label": name, "records": count} for name, count in found.classes.items()]
-        common.show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {found.labels!r}")
+        show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {found.labels!r}")
     columns = [
         {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in found.columns
     ]
-    common.show(columns[:SHOWN_ROWS], title="Ranges (private)")
+    show(columns[:SHOWN_ROWS], title="Ranges (private)")
     if max(len(columns), len(found.classes)) > SHOWN_ROWS:
         click.echo(f"  the first {SHOWN_ROWS} are shown; --format json shows all")
 
@@ -157,7 +158,7 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
 @person_options
 @reading_options
-@common.format_option
+@format_option
 def convert_records(path: Path, out: Path, person: str | None, most: int, **chosen: Any) -> None:
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
@@ -168,7 +169,7 @@ def convert_records(path: Path, out: Path, person: str | None, most: int, **chos
     settings = reading(path, **chosen)
     source = _source(settings, person, most)
     made = convert(source, out, settings)
-    common.show(
+    show(
         {
             **_written(made),
             **_of_persons(source, most),
@@ -206,7 +207,7 @@ def convert_records(path: Path, out: Path, person: str | None, most: int, **chos
 @person_options
 @scaling_options
 @reading_options
-@common.format_option
+@format_option
 def embed_records(
     path: Path,
     model: Path,
@@ -240,9 +241,9 @@ def embed_records(
     began = time.monotonic()
     with contextlib.closing(OnnxWorker(data, limits)) as worker:
         described = {"sha256": digest, "bytes": len(data), **worker.description}
-        if approved is None or common.chosen_format() == "text":
+        if approved is None or chosen_format() == "text":
             allowed = {"memory_bytes": memory, "seconds_per_batch": seconds, "process": worker.confinement}
-            common.show(described | allowed, title=f"Model {model}")
+            show(described | allowed, title=f"Model {model}")
         embedding.check_approved(digest, approved)
         del data
         source = _source(settings, person, most)
@@ -257,7 +258,7 @@ def embed_records(
         "dimension": worker.features,
     }
     write_private(card, json.dumps(facts, indent=2).encode() + b"\n")
-    common.show(
+    show(
         {
             **_written(made),
             **_of_persons(source, most),
@@ -267,7 +268,7 @@ def embed_records(
         },
         title=f"Embedded {path}",
     )
-    common.explain(
+    explain(
         "next: dpswd-curator init with these records; names, units and ranges of the old ones do not hold for them. "
         f"The team's source must be features of the same model (SHA-256 {digest})"
     )
@@ -303,10 +304,10 @@ def _of_persons(source: Source, most: int) -> dict[str, object]:
 def _next(made: Converted, settings: RecordsSettings, most: int) -> None:
     """What to say to `init` about the new file."""
     if made.labels is not None and settings.unlabelled is not None:
-        common.explain(f"next: dpswd-curator init --unlabelled {UNLABELLED}, the number of records without a label")
+        explain(f"next: dpswd-curator init --unlabelled {UNLABELLED}, the number of records without a label")
     if most > 1:
         # The bound itself: how many records somebody has in truth follows from the data, and k is public.
-        common.explain(
+        explain(
             f"next: dpswd-curator init --records-per-person {most}, so that what is promised is promised to a person "
             f"with as many as {most} of these records"
         )
@@ -315,7 +316,7 @@ def _next(made: Converted, settings: RecordsSettings, most: int) -> None:
 @records.command("accept")
 @common.home_option
 @common.reason_option
-@common.format_option
+@format_option
 def accept_records(home: HomeDirectory, reason: str) -> None:
     """Takes the records as they are now for the curator's own, after they were corrected; restart the curator then.
 
@@ -327,4 +328,4 @@ def accept_records(home: HomeDirectory, reason: str) -> None:
     with home.open_ledger() as ledger:
         data.check_count(ledger.records, settings.records_file)
     fingerprint.write(home.path)
-    common.show({"records": data.count, "digest": fingerprint.digest, "reason": reason}, title="Accepted")
+    show({"records": data.count, "digest": fingerprint.digest, "reason": reason}, title="Accepted")

@@ -6,8 +6,11 @@ from dataclasses import asdict
 
 import click
 
-from dpswd.private_curator.cli.common import chosen_act, format_option, home_option, reason_option, record_of, show
+from dpswd.private_curator.cli.common import chosen_act, home_option, reason_option, record_of
+from dpswd.private_curator.cli.showing import show, table_options
 from dpswd.private_curator.storage.home_directory import HomeDirectory
+
+_SHORT = ("number", "time", "client", "epsilon", "because", "decision", "granted")
 
 
 @click.command()
@@ -22,7 +25,7 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 @click.option("--deny", is_flag=True, help="Grants nothing.")
 @reason_option
 @home_option
-@format_option
+@table_options
 def requests(
     number: int | None, home: HomeDirectory, approve: bool, epsilon: float | None, deny: bool, reason: str | None
 ) -> None:
@@ -32,7 +35,7 @@ def requests(
         raise click.UsageError("--epsilon is of --approve")
     if act is None or reason is None:
         asked = [asdict(one) for one in record_of(home).requests if number in (None, one.number)]
-        show(asked, title="Requests for budget; those without a decision wait")
+        show(asked, title="Requests for budget; those without a decision wait", short=_SHORT)
         return
     if number is None:
         raise click.UsageError(f"{act} needs the request's NUMBER")

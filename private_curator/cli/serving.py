@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dpswd.private_curator.cli import common
+from dpswd.private_curator.cli.showing import chosen_format, format_option, format_option_of, show
 from dpswd.private_curator.observability import logs
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.settings.groups import LogSettings
@@ -66,24 +67,24 @@ def serve(
 @click.command()
 @common.optional_home_option("Shows this curator's values; without it, the defaults.")
 @set_option
-@common.format_option_of(
+@format_option_of(
     "text", "json", "markdown", meaning="text for people, json for programs, markdown for docs/reference/settings.md."
 )
 def settings(home: Path | None, assignments: tuple[str, ...]) -> None:
     """Every setting: its value now, its default, unit and range, and what it means."""
-    if common.chosen_format() == "markdown":
+    if chosen_format() == "markdown":
         click.echo(markdown(CuratorSettings))
         return
     rows = explained(CuratorSettings, None if home is None else configuration.load(home, _assigned(assignments)))
-    if common.chosen_format() == "text":  # names of variables follow from names of settings
+    if chosen_format() == "text":  # names of variables follow from names of settings
         rows = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
-    common.show(rows, title=f"Settings of {home}" if home is not None else "Settings and their defaults")
+    show(rows, title=f"Settings of {home}" if home is not None else "Settings and their defaults")
 
 
 @click.command()
 @common.home_option
 @set_option
-@common.format_option
+@format_option
 @click.pass_context
 def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[str, ...]) -> None:
     """Checks that this curator could serve, and says how to mend what it finds; exit code 3 if anything is wrong."""
@@ -92,8 +93,8 @@ def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[st
     with common.verifying() as progress:
         findings = check(home, _assigned(assignments), progress=progress)
     wrong = [finding.check for finding in findings if not finding.ok]
-    if common.chosen_format() == "json":
-        common.show([{"check": f.check, "ok": f.ok, "mind": f.mind, "finding": f.text} for f in findings])
+    if chosen_format() == "json":
+        show([{"check": f.check, "ok": f.ok, "mind": f.mind, "finding": f.text} for f in findings])
     else:
         click.echo(f"Preflight of {home.path}")
         for finding in findings:

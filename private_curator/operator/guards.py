@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.errors import SettingsError, rounded
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 LARGE_EPSILON = 10.0
@@ -60,8 +60,8 @@ def extending(*, records: int, before: PrivacyBudget, after: PrivacyBudget, spen
         spent: epsilon so far, the same.
     """
     preview = (
-        f"now: {meaning(before)}; epsilon {spent:.4g} is spent",
-        f"then: {meaning(after)}; epsilon {max(0.0, after.epsilon - spent):.4g} is left",
+        f"now: {meaning(before)}; epsilon {rounded(spent, up=True)} is spent",
+        f"then: {meaning(after)}; epsilon {rounded(max(0.0, after.epsilon - spent), up=False)} is left",
         "what was promised before is over; nothing that was released can be taken back",
     )
     doubts = _doubts(records, after)

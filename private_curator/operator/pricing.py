@@ -64,14 +64,4 @@ def priced(proposal: Proposal, *, client: str, books: Register, settings: Curato
         limits=limits_of(settings.limits, records=records),
     )
     quote = books.quote(client, run.event, books.charges(client, run.event), day=day)
-    left = [account.epsilon_remaining for account in (quote.data_set, quote.client) if account is not None]
-    return Preview(
-        releases=run.mechanism.summary(run.declared, run.facts),
-        records=records,
-        epsilon=quote.epsilon,
-        expected=proposal.epsilon,
-        delta=quote.data_set.delta,
-        spent=quote.data_set.epsilon_spent,
-        remaining=min(left),
-        fits=quote.fits,
-    )
+    return Preview.of(run, quote, expected=proposal.epsilon)

@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dpswd.private_curator.books.figures import Quote
 from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.private_curator.serving.service import CuratorService
 from dpswd.private_curator.storage.certificates import check_client_name
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.core.steps.admission import AdmittedRun
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import run_digest
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
@@ -34,22 +36,44 @@ class Preview:
     Attributes:
         releases: what everybody will read, in the mechanism's words.
         records: n; all of them are in it.
-        epsilon: of the release, at the data set's delta, as the ledger counts it.
+        epsilon: of the release alone, at the data set's delta, as the ledger counts it.
+        adds: what it adds to the data set's epsilon.
         expected: epsilon that the team expected.
         delta: of the data set's budget.
         spent: epsilon of the data set so far.
         remaining: epsilon that is left to the client that is charged: of its share, or of the data set.
+        afterwards: the same after the release.
         fits: whether the budgets admit it now.
     """
 
     releases: str
     records: int
     epsilon: float
+    adds: float
     expected: float
     delta: float
     spent: float
     remaining: float
+    afterwards: float
     fits: bool
+
+    @classmethod
+    def of(cls, run: AdmittedRun, quote: Quote, *, expected: float) -> Preview:
+        """Of a run of all records and what it would cost now."""
+        account, adds = quote.data_set, (quote.adds_to_data_set, quote.adds_to_share)
+        left = [account.epsilon_remaining] + ([] if quote.client is None else [quote.client.epsilon_remaining])
+        return cls(
+            releases=run.mechanism.summary(run.declared, run.facts),
+            records=run.facts.data.records,
+            epsilon=quote.epsilon,
+            adds=quote.adds_to_data_set,
+            expected=expected,
+            delta=account.delta,
+            spent=account.epsilon_spent,
+            remaining=min(left),
+            afterwards=max(0.0, min(had - (used or 0.0) for had, used in zip(left, adds, strict=False))),
+            fits=quote.fits,
+        )
 
 
 @dataclass(frozen=True)
@@ -100,18 +124,10 @@ class Publishing:
             raise invalid("proposal.parameters.batch_size", text)
         upload = pb.UploadExtractorRequest(graph=self.proposal.graph, weights=self.proposal.weights)
         service.ask("UploadExtractor", upload, client=self.client)
-        priced = service.ask("OpenRun", self._run_request(validate_only=True), client=self.client)
+        service.ask("OpenRun", self._run_request(validate_only=True), client=self.client)
         run, _ = service.admitted(self._known(service), asked)
-        return Preview(
-            releases=run.mechanism.summary(run.declared, run.facts),
-            records=records,
-            epsilon=priced.epsilon,
-            expected=self.proposal.epsilon,
-            delta=priced.data_set_budget.delta,
-            spent=priced.data_set_budget.epsilon_spent,
-            remaining=min(priced.data_set_budget.epsilon_remaining, priced.client_budget.epsilon_remaining),
-            fits=priced.fits,
-        )
+        quote = service.ledger.price_run(client=self.client, event=run.event)
+        return Preview.of(run, quote, expected=self.proposal.epsilon)
 
     def publish(self, service: CuratorService, *, purpose: str) -> Publication:
         """Charges the run, computes its only step, signs all of it and keeps a copy; after `preview`, or `charged`.

@@ -21,7 +21,7 @@ from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, Health, Over
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.storage.checks import Check
-from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.core.errors import DataInvalid, SettingsError, rounded
 from dpswd.shared.core.ledger.receipts import Signed, is_signed
 from dpswd.shared.files import write_private
 
@@ -83,7 +83,15 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
         f"<p>{html.escape(WHY_COUNTS_DIFFER)}</p>",
         "<h2>Runs and their purposes</h2>",
         _table(
-            ("Opened", "Client", "Purpose", "Release", "Noise (standard deviation)", "Epsilon alone", "Increase"),
+            (
+                "Opened",
+                "Client",
+                "Purpose",
+                "Release",
+                "Noise (standard deviation)",
+                "Epsilon alone",
+                "Adds to the data set",
+            ),
             [(r.opened[:16], r.client, r.purpose, r.release, r.noise, r.epsilon, r.increase) for r in runs],
         ),
         "<h2>Acts and requests</h2>",
@@ -188,7 +196,7 @@ def _signature_file(pdf: Path) -> Path:
 def _chart(seen: Overview, *, now: dt.datetime) -> str:
     """Spent epsilon and the budget over time as SVG: no script, no font, readable in black and white."""
     chart = spent_over_time(seen, size=(720.0, 280.0), now=now)
-    told = f"epsilon {seen.spent:.3g} of {seen.epsilon:g} is spent after {seen.runs} runs"
+    told = f"epsilon {rounded(seen.spent, up=True)} of {seen.epsilon:g} is spent after {seen.runs} runs"
     lines = [
         f'<svg viewBox="0 0 {chart.width:g} {chart.height + 16:g}" role="img" aria-label="{html.escape(told)}">',
         f"<title>{html.escape(told)}</title>",
@@ -208,7 +216,7 @@ def _chart(seen: Overview, *, now: dt.datetime) -> str:
 def _forecast(spent: float | None, exhausted: str | None, *, fits: bool) -> str:
     if spent is None:
         return "Nothing was spent yet."
-    after = f"One more run like the last would bring the spent epsilon to {spent:.3g}"
+    after = f"One more run like the last would bring the spent epsilon to {rounded(spent, up=True)}"
     after += "." if fits else ", which is not admitted any more."
     return after + (f" At the rate so far the budget ends on {exhausted}." if exhausted else "")
 

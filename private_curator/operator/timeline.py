@@ -15,7 +15,7 @@ from dpswd.private_curator.core.ledger.accounts import Account
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.storage.asks import Refusals
 from dpswd.private_curator.storage.incidents import Incident
-from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
 
@@ -272,7 +272,9 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.OPERATOR_REMOVED: lambda p: f"took the operator {p['operator']} out",
     Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
     Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",
-    Kind.RUN_OPENED: lambda p: f"was charged for a run of {p['steps']} steps, epsilon {p['epsilon']:.4g} alone",
+    Kind.RUN_OPENED: lambda p: (
+        f"was charged for a run of {p['steps']} steps, epsilon {rounded(p['epsilon'], up=True)} alone"
+    ),
     Kind.REPLIES_PRUNED: lambda p: f"closed the run {p['run']} and discarded its replies",
     Kind.STATE_ACCEPTED: lambda _: "accepted an older state of the ledger",
     Kind.RESTORED: lambda p: f"restored the ledger; {p['forgotten_entries']} entries were forgotten",

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from dpswd.private_curator.observability.requests import OK, outcome_of_reply
 from dpswd.private_curator.serving.authentication import presented
 from dpswd.private_curator.storage.asks import Ask
-from dpswd.shared.core.errors import BudgetExhausted
+from dpswd.shared.core.errors import BudgetExhausted, rounded
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.words import one_line
 
@@ -110,7 +110,7 @@ class AskLog:
             "client": ask.client,
             "outcome": ask.outcome,
             "run": ask.run,
-            "epsilon": "" if ask.epsilon is None else f"{ask.epsilon:.4g}",
+            "epsilon": "" if ask.epsilon is None else rounded(ask.epsilon, up=True),
             "release": ask.mechanism,
             "charge": _charge(ask),
             "purpose": ask.purpose,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpswd.public_client.cli.options import DIRECTORY, echo_json, format_option
-from dpswd.shared.core.errors import BudgetExhausted
+from dpswd.shared.core.errors import BudgetExhausted, rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,6 +155,6 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
         spent = "no privacy" if row["method"] == _NON_PRIVATE else "none needed"
         left = ""
         if row["spent"] is not None:
-            spent, left = f"{math.ceil(row['spent'] * 1e3) / 1e3:.3f}", f"{math.floor(row['left'] * 1e3) / 1e3:.3f}"
+            spent, left = rounded(row["spent"], up=True), rounded(row["left"], up=False)
         table.add_row(row["method"], f"{row['accuracy']:.1f}%", spent, left, f"{row['seconds']:.0f}")
     return table

@@ -62,7 +62,7 @@ def evaluate(
         if price:
             plan, quote = quoted_for(hospital.curator, loaded, plan)
             known = {"accuracy_error": accuracy_error(plan), "quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
-            counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
+            counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} alone"
             tell(output, plan.to_json() | known, f"{plan}\n{counted}")
             if not quote.fits:
                 raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)

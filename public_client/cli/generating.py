@@ -114,7 +114,7 @@ def generate(
     with _curator(address, credentials, description, directory, purpose) as curator:
         plan, quote = plan_generator(curator, method, epsilon=epsilon, steps=steps, batch_size=batch)
         if out is None or only_plan:
-            counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} for it alone"
+            counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} alone"
             known = {"quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
             tell(output, plan.to_json() | known, f"{plan}\n{counted}")
             return

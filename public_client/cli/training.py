@@ -287,8 +287,8 @@ def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
         label = "epsilon" if len(last.budgets) == 1 else name
         delta = last.trained.plans[name].delta if name in last.trained.plans else wanted.privacy.delta
         click.echo(
-            f"{label:<12} {rounded(budget['spent'], up=True)} spent, {rounded(budget['remaining'], up=False)} left, "
-            f"delta {delta:g}"
+            f"{label:<12} data set {rounded(budget['spent'], up=True)} spent, "
+            f"{rounded(budget['remaining'], up=False)} left to you, delta {delta:g}"
         )
     for path in last.files:
         click.echo(f"wrote        {path}")

@@ -141,7 +141,7 @@ class Network(GenerationMethod):
                 state.average.update(parameters)
                 if fitting.store is not None:
                     fitting.store.write("state", state.stored(drawn))
-                bar.advance(f"epsilon {run.plan.epsilon:.3f} for all {steps}")
+                bar.advance(run.plan.charged)
                 if fitting.preview is not None and done % max(1, steps // _PREVIEWS) == 0 and done < steps:
                     even = (1.0 / run.plan.classes,) * run.plan.classes
                     fitting.preview(self.finished(_copied(trained), run, even))

@@ -23,7 +23,7 @@ from dpswd.public_client.replay.verdict import UNEXPLAINED
 from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import Model
-from dpswd.shared.core.errors import DpswdError, InvalidValue, PrivacyError
+from dpswd.shared.core.errors import DpswdError, InvalidValue, PrivacyError, rounded
 
 _log = logging.getLogger(__name__)
 _COMPARISON = "comparison.json"
@@ -180,7 +180,7 @@ class Adapted:
 
     def __str__(self) -> str:
         """One plain sentence, what to expect, and then what was asked."""
-        asked = [f"  {one.rung:<8} epsilon {one.epsilon:.3f} alone: {one.plain}" for one in self.answers]
+        asked = [f"  {one.rung:<8} epsilon {rounded(one.epsilon, up=True)} alone: {one.plain}" for one in self.answers]
         lines = [f"{self._head()}.", *self._expected(), *asked]
         unasked = [name for name in self.ladder.plans if name not in {answer.rung for answer in self.answers}]
         if unasked:

@@ -29,7 +29,7 @@ from dpswd.public_client.plans.declarable import Declarable, quoted
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Model
-from dpswd.shared.core.errors import DpswdError, InvalidValue
+from dpswd.shared.core.errors import DpswdError, InvalidValue, rounded
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 
@@ -131,9 +131,9 @@ class Ladder:
         ]
         for name, plan in self.plans.items():
             releases = f"{plan.steps} release{'s' if plan.steps > 1 else ''}"
-            lines.append(f"  {name:<8} at most epsilon {plan.epsilon:.3f} alone, {releases}: {why[name]}")
+            lines.append(f"  {name:<8} at most epsilon {rounded(plan.epsilon, up=True)} alone, {releases}: {why[name]}")
         if self.comparison is not None:
-            price = f"epsilon {self.comparison.epsilon:.3f} beside these, if the model was changed"
+            price = f"epsilon {rounded(self.comparison.epsilon, up=True)} alone, beside these, if the model was changed"
             lines.append(f"  {'compare':<8} {price}: labels decide between your model and the new one")
         lines += [f"  {name:<8} not asked: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)

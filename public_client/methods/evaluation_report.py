@@ -214,8 +214,8 @@ class Report:
         lines.append(f"cost: epsilon {rounded(self.epsilon, up=True)} alone, at delta {self.delta:g}")
         if not math.isnan(self.spent):
             lines.append(
-                f"the data set has spent {rounded(self.spent, up=True)} by its ledger, "
-                f"{rounded(self.remaining, up=False)} are left to you"
+                f"the data set: epsilon {rounded(self.spent, up=True)} spent; left to you: "
+                f"{rounded(self.remaining, up=False)}"
             )
         return "\n".join(lines)
 

@@ -281,7 +281,7 @@ class ScoresRun(ChargedRun):
             steps.append(known.released(drawn.reply, places[-1]))
             done = [drawn.request_id]
             self._keep(store, replies, places, done)
-            bar.advance(f"step {len(steps)}, epsilon {self.plan.epsilon:.3f} for all")
+            bar.advance(self.plan.charged)
         if not steps:
             raise InvalidValue("the curator gave up every step of this run; nothing was released")
         found = known.posterior(steps)

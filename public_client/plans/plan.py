@@ -199,6 +199,11 @@ class Plan:
         """Epsilon of the run alone by the tight accountant."""
         return epsilon_of(self.event(), self.delta, Bound.AUTO)
 
+    @property
+    def charged(self) -> str:
+        """What the run costs, for whoever waits: all of it is charged when it opens, not step by step."""
+        return f"epsilon {rounded(self.epsilon, up=True)} alone, charged for all {self.steps}"
+
     def epsilon_after(self, steps: int) -> float:
         """Epsilon that `steps` steps alone would have cost; information for progress bars.
 
@@ -321,7 +326,7 @@ def _lines(plan: Plan) -> list[str]:
         rows.append(("noise", f"{' and '.join(noises)} (standard deviation, in the order of what is released)"))
     if adapted := plan.method.adapts(plan.record_shape):
         rows.append(("adapts", adapted))
-    cost = f"epsilon {rounded(plan.epsilon, up=True)} at delta {plan.delta:g}"
+    cost = f"epsilon {rounded(plan.epsilon, up=True)} alone, at delta {plan.delta:g}"
     when = (
         "charged by the hospital when it published; nothing further"
         if plan.published

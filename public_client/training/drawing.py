@@ -7,11 +7,8 @@ from typing import Any
 import torch
 
 from dpswd.public_client.data.progress import Reporter
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.run import ChargedRun
-
-_PRICED = 20  # steps of a run that are priced one by one for its progress bar
 
 
 def draw_all(run: ChargedRun, store: Checkpoint | None, bar: Reporter) -> list[Any]:
@@ -24,20 +21,13 @@ def draw_all(run: ChargedRun, store: Checkpoint | None, bar: Reporter) -> list[A
     """
     state = (store.read("state") if store is not None else None) or {"releases": []}
     releases = [run.mechanism.reply.from_bytes(bytes(kept.numpy())) for kept in state["releases"]]
-    for number in range(1, len(releases) + 1):
-        bar.advance(_spent(run.plan, number))
+    for _ in releases:
+        bar.advance(run.plan.charged)
     while len(releases) + run.steps_lost < run.plan.steps:
         drawn = run.draw()
         releases.append(drawn.reply)
         if store is not None:
             kept = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in releases]
             store.write("state", {"step": len(releases), "request_ids": [drawn.request_id], "releases": kept})
-        bar.advance(_spent(run.plan, len(releases)))
+        bar.advance(run.plan.charged)
     return releases
-
-
-def _spent(plan: Plan, steps: int) -> str:
-    """What so many steps would have cost alone, of what the run was planned for; a long run is not priced each time."""
-    if plan.steps > _PRICED and steps < plan.steps:
-        return f"step {steps}, epsilon {plan.epsilon:.3f} for all"
-    return f"epsilon {plan.epsilon_after(steps):.3f} of {plan.epsilon:.3f}"

@@ -212,13 +212,12 @@ def _record_points(training: Training, group: Group, distances: dict[str, list[f
 
 
 def status(group: Group) -> str:
-    """The first site's costs and accuracy, where it is known; how many sites still take part, if there are several."""
+    """The first site's cost and accuracy, where it is known; how many sites still take part, if there are several."""
     site = group.live[0]
     last = site.history[-1] if site.history else None
-    epsilon = 0.0 if last is None else last.epsilon
     accuracy = "" if last is None or math.isnan(last.accuracy) else f"  accuracy {last.accuracy:.1f}%"
     several = f"  {len(group.live)} of {len(group.sites)} sites" if len(group.sites) > 1 else ""
-    return f"epsilon {epsilon:.3f} of {site.plan.epsilon:.3f}{accuracy}{several}"
+    return f"{site.plan.charged}{accuracy}{several}"
 
 
 def write_histories(group: Group) -> None:
