@@ -18,7 +18,7 @@ from dpswd.public_client.cli.main import main as client
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS: dict[str, click.Group] = {"dpswd-curator": curator, "dpswd-client": client}
-OTHERS = {"bash", "chmod", "cp", "df", "ls", "tar"}
+OTHERS = {"bash", "chmod", "cp", "df", "export", "ls", "tar"}
 LANGUAGES = {"console", "python", "pycon", "json", "toml", "sql", "text"}
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>.+?) -->\n\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)\n *```", re.DOTALL
