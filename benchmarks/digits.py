@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import math
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.records import append, mean_and_deviation, on_file, read
+from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read, written
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Task, load_task
@@ -65,29 +66,28 @@ LOCAL = ("source-only", "varied", "non-private")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="trains what is not on file yet, then writes the page")
+    run = commands.add_parser("run", help="measures, and compares with what is on file")
     run.add_argument("--data-dir", type=Path, default=None, help="folder with mnist.npz and usps16.npz; or OpenML")
     run.add_argument("--tasks", default="mnist-usps,usps-mnist")
     run.add_argument("--geometry", choices=["stretched", "framed"], default="stretched")
     run.add_argument("--methods", default=",".join(METHODS))
     run.add_argument("--epsilons", default="1,0.5", help="of the private methods")
-    run.add_argument("--seeds", default="0,1,2")
     run.add_argument("--steps", type=int, default=None, help="of an iterated method; the method's if not given")
     run.add_argument("--batch", type=int, default=None, help="b of an iterated method; the method's if not given")
     run.add_argument("--directions", type=int, default=200)
     run.add_argument("--settings", default="{}", help="JSON: others of the method, such as clip_norm")
     run.add_argument("--device", default="auto")
     run.add_argument("--sources", type=Path, default=None, help="folder that keeps the source-trained models")
-    run.add_argument("--results", type=Path, default=RESULTS)
-    write = commands.add_parser("write", help="writes the page from what is on file")
-    for command in (run, write):
-        command.add_argument("--page", type=Path, default=PAGE)
-    write.add_argument("--results", type=Path, default=RESULTS)
+    options(run, RESULTS, seeds=(0, 1, 2))
+    write = commands.add_parser("write", help="the page of what is on file")
+    write.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
+    options(write, RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         for name in arguments.tasks.split(","):
             _run_task(name, arguments)
-    arguments.page.write_text(page(read(arguments.results)), encoding="utf-8")
+        return
+    written(page(read(arguments.results or RESULTS)), arguments.page)
 
 
 def _run_task(name: str, arguments: argparse.Namespace) -> None:
@@ -97,8 +97,9 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
     own = {"directions": arguments.directions, **json.loads(arguments.settings)}
     size = {"steps": arguments.steps, "batch_size": arguments.batch}
     size = {name: value for name, value in size.items() if value is not None}
-    for seed in (int(seed) for seed in arguments.seeds.split(",")):
-        wanted = []
+    jobs: list[Job] = []
+    for seed in arguments.seeds:
+        model = functools.cache(functools.partial(_source_model, name, task, seed, arguments))
         for key in methods:
             private = key not in LOCAL
             for epsilon in epsilons if private else [math.inf]:
@@ -107,17 +108,15 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
                     settings |= {"epsilon": epsilon, "settings": own, "size": size}
                 elif key == "non-private":
                     settings["steps"] = arguments.steps or 2000
-                wanted.append(settings)
-        wanted = [settings for settings in wanted if not on_file(settings, read(arguments.results))]
-        if not wanted:
-            continue
-        begun = time.monotonic()
-        model = _source_model(name, task, seed, arguments)
-        source_seconds = time.monotonic() - begun
-        for settings in wanted:
-            figures = _train(settings, model, task, source_seconds=source_seconds, device=arguments.device)
-            append(arguments.results, settings | figures | {"source_only": model.accuracy} | _machine())
-            print(json.dumps(settings | figures), flush=True)
+                jobs.append((settings, functools.partial(_measured, settings, model, task, arguments.device)))
+    Rows(RESULTS, arguments.results).run(jobs)
+
+
+def _measured(settings: Row, source: Callable[[], SourceModel], task: Task, device: str) -> Row:
+    begun = time.monotonic()
+    model = source()
+    figures = _train(settings, model, task, source_seconds=time.monotonic() - begun, device=device)
+    return figures | {"source_only": model.accuracy} | _machine()
 
 
 def _train(

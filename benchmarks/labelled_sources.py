@@ -20,10 +20,13 @@ Every release of DPDA passes through the mock curator: admission, price, computa
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import math
 import resource
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,28 +219,25 @@ def _taught(
         return 100.0 * float((classifier(target).argmax(dim=1) == truth).double().mean())
 
 
-def run(folder: Path, *, seeds: tuple[int, ...]) -> None:
-    """Adds the runs that are not on file."""
-    for seed in seeds:
-        for pair in pairs(folder):
-            told: list[tuple[str, float | None]] = [("source only", None), ("OTDA", None)]
-            told += [(name, e) for e in EPSILONS for name in ("DPDA", "DPDA, few labels", "no transport", "PATE")]
-            for name, epsilon in told:
-                settings = {"pair": pair.name, "method": name, "epsilon": epsilon, "seed": seed}
-                if records.on_file(settings, records.read(RESULTS)):
-                    continue
-                if epsilon is None:
-                    reached = source_only(pair, seed) if name == "source only" else otda(pair, seed)
-                else:
-                    reached = {
-                        "DPDA": lambda pair, e, seed: dpda(pair, e, seed),
-                        "DPDA, few labels": lambda pair, e, seed: dpda(pair, e, seed, labelled=_LABELLED),
-                        "no transport": without_transport,
-                        "PATE": pate,
-                    }[name](pair, epsilon, seed)
-                told_more = {"accuracy": round(reached, 2), "records": len(pair.labels), "targets": len(pair.truth)}
-                records.append(RESULTS, settings | told_more)
-                print(json.dumps(settings | told_more), flush=True)
+def jobs(folder: Path, *, seeds: Sequence[int]) -> Iterator[records.Job]:
+    """All runs."""
+    private: dict[str, Callable[[Pair, float, int], float]] = {
+        "DPDA": dpda,
+        "DPDA, few labels": functools.partial(dpda, labelled=_LABELLED),
+        "no transport": without_transport,
+        "PATE": pate,
+    }
+
+    def measured(pair: Pair, reach: Callable[[], float]) -> records.Row:
+        return {"accuracy": round(reach(), 2), "records": len(pair.labels), "targets": len(pair.truth)}
+
+    for seed, pair in itertools.product(seeds, pairs(folder)):
+        own = {"pair": pair.name, "epsilon": None, "seed": seed}
+        for name, plain in (("source only", source_only), ("OTDA", otda)):
+            yield own | {"method": name}, functools.partial(measured, pair, functools.partial(plain, pair, seed))
+        for epsilon, (name, way) in itertools.product(EPSILONS, private.items()):
+            reach = functools.partial(way, pair, epsilon, seed)
+            yield own | {"method": name, "epsilon": epsilon}, functools.partial(measured, pair, reach)
 
 
 def choose() -> None:
@@ -288,18 +288,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "choose", "large", "summary"))
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    records.options(parser, RESULTS, seeds=SEEDS)
     parser.add_argument("--format", choices=("json", "text"), default="text")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "run":
         if arguments.data_dir is None:
             parser.error("--data-dir is needed")
-        run(arguments.data_dir, seeds=tuple(int(seed) for seed in arguments.seeds.split(",")))
-    elif arguments.command in ("choose", "large"):
+        records.Rows(RESULTS, arguments.results).run(jobs(arguments.data_dir, seeds=arguments.seeds))
+        return
+    if arguments.command in ("choose", "large"):
         (choose if arguments.command == "choose" else large)()
         return
-    runs = records.read(RESULTS)
+    runs = records.read(arguments.results or RESULTS)
     print(json.dumps(runs) if arguments.format == "json" else table(runs))
 
 

@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
+import functools
+import itertools
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from benchmarks import local
 from benchmarks.digits import DELTA, SOURCE_EPOCHS
-from benchmarks.records import append, on_file, read
+from benchmarks.records import Job, Row, Rows, options, read, written
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled, Task, load_task
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.experiments.file import read_experiment
-from dpswd.public_client.experiments.start import train_source_model
+from dpswd.public_client.experiments.start import SourceModel, train_source_model
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
 from dpswd.public_client.replay.delivery import tune
@@ -76,62 +79,63 @@ RECIPES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="trains what is not on file yet, then writes the page")
+    run = commands.add_parser("run", help="measures, and compares with what is on file")
     run.add_argument("--data-dir", type=Path, default=None, help="folder with mnist.npz and usps16.npz; or OpenML")
     run.add_argument("--tasks", default="usps-mnist,mnist-usps")
     run.add_argument("--proxies", default="digits,made-0")
     run.add_argument("--recipes", default=",".join(RECIPES))
-    run.add_argument("--seeds", default="0")
-    commands.add_parser("write", help="writes the page from what is on file")
+    options(run, RESULTS, seeds=(0,))
+    write = commands.add_parser("write", help="the page of what is on file")
+    write.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
+    options(write, RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         torch.set_num_threads(1)
-        for seed in (int(seed) for seed in arguments.seeds.split(",")):
-            for name in arguments.tasks.split(","):
-                _compare(name, seed, arguments)
-    PAGE.write_text(page(read(RESULTS)), encoding="utf-8")
-
-
-def _compare(name: str, seed: int, arguments: argparse.Namespace) -> None:
-    wanted = [
-        {"task": name, "proxy": proxy, "recipe": recipe, "seed": seed, "epsilon": EPSILONS[name]}
-        for proxy in arguments.proxies.split(",")
-        for recipe in arguments.recipes.split(",")
-    ]
-    wanted = [settings for settings in wanted if not on_file(settings, read(RESULTS))]
-    if not wanted:
+        for seed, name in itertools.product(arguments.seeds, arguments.tasks.split(",")):
+            Rows(RESULTS, arguments.results).run(_jobs(name, seed, arguments))
         return
+    written(page(read(arguments.results or RESULTS)), arguments.page)
+
+
+def _jobs(name: str, seed: int, arguments: argparse.Namespace) -> Iterator[Job]:
     everything = load_task(name, data_dir=arguments.data_dir).source
     order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))
     held, kept = order[:_HELD_OUT], order[_HELD_OUT:]
-    source = everything.part(kept)
-    training = read_experiment(None, {"device": "cpu", "source.epochs": SOURCE_EPOCHS[name]})
-    task = Task(name, source=source, target=everything.part(held))
-    model = train_source_model(training, task, seed=seed, progress=False)
-    source = source.part(slice(replay.MOST_RECORDS))
-    for proxy in dict.fromkeys(settings["proxy"] for settings in wanted):
-        target = _target(proxy, task.target)
-        extractor = copy.deepcopy(model.extractor).requires_grad_(False)
-        fitted: Fitted | None = None
-        for settings in [settings for settings in wanted if settings["proxy"] == proxy]:
-            recipe = RECIPES[settings["recipe"]]
-            if recipe.fitted and fitted is None:
-                fitted = local.fitted(
-                    extractor, source, target.images,
-                    epsilon=EPSILONS[name], delta=DELTA, seed=seed, records=RECORDS[name],
-                )  # fmt: skip
-            view = fitted.view if recipe.fitted and fitted is not None else view_for(source.images, torch.ones(2, 1))
-            assert isinstance(view, ImageView)
-            view.variation = recipe.variation
-            with reporting("", recipe.steps, shown=False) as bar:
-                tuned = tune(
-                    extractor, model.classifier, view, source,
-                    steps=recipe.steps, generator=torch.Generator().manual_seed(seed), bar=bar,
-                )  # fmt: skip
-            before = accuracy(model.extractor, model.classifier, target)
-            figures = {"accuracy": accuracy(*tuned, target), "source_only": before}
-            append(RESULTS, settings | figures)
-            print(json.dumps(settings | figures), flush=True)
+    task = Task(name, source=everything.part(kept), target=everything.part(held))
+    source = task.source.part(slice(replay.MOST_RECORDS))
+
+    @functools.cache
+    def team() -> SourceModel:
+        training = read_experiment(None, {"device": "cpu", "source.epochs": SOURCE_EPOCHS[name]})
+        return train_source_model(training, task, seed=seed, progress=False)
+
+    @functools.cache
+    def frozen() -> nn.Module:
+        return copy.deepcopy(team().extractor).requires_grad_(False)
+
+    @functools.cache
+    def found(proxy: str) -> Fitted:
+        return local.fitted(
+            frozen(), source, _target(proxy, task.target).images,
+            epsilon=EPSILONS[name], delta=DELTA, seed=seed, records=RECORDS[name],
+        )  # fmt: skip
+
+    def measured(proxy: str, recipe: Recipe) -> Row:
+        view = found(proxy).view if recipe.fitted else view_for(source.images, torch.ones(2, 1))
+        assert isinstance(view, ImageView)
+        view.variation = recipe.variation
+        model, target = team(), _target(proxy, task.target)
+        with reporting("", recipe.steps, shown=False) as bar:
+            tuned = tune(
+                frozen(), model.classifier, view, source,
+                steps=recipe.steps, generator=torch.Generator().manual_seed(seed), bar=bar,
+            )  # fmt: skip
+        before = accuracy(model.extractor, model.classifier, target)
+        return {"accuracy": accuracy(*tuned, target), "source_only": before}
+
+    for proxy, recipe in itertools.product(arguments.proxies.split(","), arguments.recipes.split(",")):
+        settings = {"task": name, "proxy": proxy, "recipe": recipe, "seed": seed, "epsilon": EPSILONS[name]}
+        yield settings, functools.partial(measured, proxy, RECIPES[recipe])
 
 
 def _target(proxy: str, held_out: Labelled) -> Labelled:

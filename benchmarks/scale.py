@@ -1,4 +1,4 @@
-"""Time, memory and bytes of one step of each mechanism: ``python -m benchmarks.scale [--write docs/scale.md]``.
+"""Time, memory and bytes of one step of each mechanism: ``python -m benchmarks.scale run``, and `write`.
 
 Steps are computed as a curator computes them, on made records, without the network, the ledger and the worker process
 (docs/reference/step-cost.md and worker-cost.md have those). Records have d values and the extractor is the identity, or
@@ -7,12 +7,13 @@ forked from one that has loaded everything; memory is its peak above what it beg
 
 A cell is measured where its work is small enough; what is larger is extrapolated from the largest cell of its row that
 was measured (in proportion to the records of a step) and printed in italics. Bytes are those of the reply, exactly.
-Measurements are kept in benchmarks/results/scale.jsonl; a run goes on where the last one stopped.
+A run goes on where the last one stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Rows, options, read
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
@@ -216,9 +218,8 @@ def key(row: Row, records: int, dimension: int) -> str:
     return f"{row.mechanism} {row.declare(dimension)!r} {sampled(row, records, dimension)} {dimension}"
 
 
-def known() -> dict[str, dict[str, float]]:
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {line["key"]: line for line in map(json.loads, lines)}
+def known(path: Path) -> dict[str, dict[str, float]]:
+    return {row["key"]: row for row in read(path)}
 
 
 def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, float]]) -> str:
@@ -241,9 +242,8 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
     return f"*{_seconds(own['seconds'] * factor)}, {_bytes(memory)}*"
 
 
-def page() -> str:
+def page(found: dict[str, dict[str, float]]) -> str:
     """The tables."""
-    found = known()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
     lines = [f"Machine: {machine}; other work ran beside, so that times are upper ends."]
     lines += ["Shortest of three; *in italics: extrapolated*, in proportion to n, and so is what lies between.", ""]
@@ -312,27 +312,28 @@ def _bytes(value: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, default=None, help="a page whose marked part is replaced")
+    parser.add_argument("command", choices=("run", "write"))
+    parser.add_argument("--page", type=Path, default=None, help="a page whose marked part is replaced")
+    options(parser, RESULTS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     SystemNoise().grid_gaussian((1,), sigma=1.0, step=2.0**-11)  # the table, once for all processes
-    for row, records, dimension in cells():
-        name = key(row, records, dimension)
-        if name in known():
-            continue
-        try:
-            figures = measured(row, records, dimension)
-        except Refused:
-            continue
-        with RESULTS.open("a") as file:
-            file.write(
-                json.dumps({"key": name, "title": row.title, "records": records, "d": dimension, **figures}) + "\n"
-            )
-    text = page()
-    print(text)
-    if chosen.write is not None:
-        before, rest = chosen.write.read_text().split(MARK[0])
-        chosen.write.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
+    if chosen.command == "run":
+        Rows(RESULTS, chosen.results).run(({"key": key(*cell)}, functools.partial(_figures, *cell)) for cell in cells())
+        return
+    text = page(known(chosen.results or RESULTS))
+    if chosen.page is None:
+        print(text)
+    else:
+        before, rest = chosen.page.read_text().split(MARK[0])
+        chosen.page.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
+
+
+def _figures(row: Row, count: int, dimension: int) -> dict[str, Any] | None:
+    try:
+        return {"title": row.title, "records": count, "d": dimension, **measured(row, count, dimension)}
+    except Refused:
+        return None
 
 
 if __name__ == "__main__":

@@ -13,14 +13,17 @@ view's random starts and the tuning's draws. Releases are made in this process (
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.local import delivered, fitted
-from benchmarks.records import append, mean_and_deviation, on_file, read
+from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read, written
 from benchmarks.vectors import tuned
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import load_task
@@ -38,36 +41,38 @@ _EPOCHS = 65  # the default's 900 updates
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "write"))
-    parser.add_argument("--releases", type=int, default=20)
+    parser.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
+    options(parser, RESULTS, seeds=range(20))  # of releases
     arguments = parser.parse_args()
     if arguments.command == "run":
         torch.set_num_threads(1)
-        _run(arguments.releases)
-    PAGE.write_text(page(read(RESULTS)), encoding="utf-8")
+        Rows(RESULTS, arguments.results).run(_jobs(arguments.seeds))
+        return
+    written(page(read(arguments.results or RESULTS)), arguments.page)
 
 
-def _run(releases: int) -> None:
+def _jobs(releases: Sequence[int]) -> Iterator[Job]:
     task = load_task("digits")
     training = read_experiment(None, {"device": "cpu", "source.epochs": _EPOCHS, "source.batch_size": 128})
     model = train_source_model(training, task, seed=0, progress=False)
     extractor = model.extractor.requires_grad_(False)
-    if not on_file({"epsilon": None}, read(RESULTS)):
+
+    def control() -> Row:
         still = view_for(task.source.images, torch.ones(2, 1))
         before = accuracy(extractor, model.classifier, task.target)
         without = accuracy(*tuned(extractor, model.classifier, still, task.source, 0), task.target)
-        records = len(task.target)
-        append(RESULTS, {"epsilon": None, "accuracy": without, "source_only": before, "records": records})
-    for epsilon in EPSILONS:
-        for release in range(releases):
-            settings = {"epsilon": epsilon, "release": release}
-            if on_file(settings, read(RESULTS)):
-                continue
-            fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
-            generator = torch.Generator().manual_seed(release)
-            given = delivered(extractor, model.classifier, fit, task.source, seed=release, generator=generator)
-            found = accuracy(given.extractor, given.classifier, task.target)
-            append(RESULTS, settings | {"accuracy": found, "outcome": given.outcome, "reason": given.reason})
-            print(settings, given.outcome, f"{found:.1f}", flush=True)
+        return {"accuracy": without, "source_only": before, "records": len(task.target)}
+
+    def released(epsilon: float, release: int) -> Row:
+        fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
+        generator = torch.Generator().manual_seed(release)
+        given = delivered(extractor, model.classifier, fit, task.source, seed=release, generator=generator)
+        found = accuracy(given.extractor, given.classifier, task.target)
+        return {"accuracy": found, "outcome": given.outcome, "reason": given.reason}
+
+    yield {"epsilon": None}, control
+    for epsilon, release in itertools.product(EPSILONS, releases):
+        yield {"epsilon": epsilon, "release": release}, functools.partial(released, epsilon, release)
 
 
 def page(runs: list[dict[str, Any]]) -> str:

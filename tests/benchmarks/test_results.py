@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -18,16 +16,6 @@ from benchmarks.vectors import Domain, principal_components, standardised
 def digits_run(**changes):
     run = {"task": "mnist-usps", "geometry": "stretched", "method": "replay", "seed": 0, "epsilon": 0.5}
     return run | {"accuracy": 90.0, "source_only": 80.0, "steps": 1, "spent": 0.5, "seconds": 1.0} | changes
-
-
-def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
-    path = tmp_path / "results" / "runs.json"
-    assert records.read(path) == []
-    records.append(path, {"seed": 0, "accuracy": 1.5})
-    records.append(path, {"seed": 1, "accuracy": 2.5})
-    assert records.on_file({"seed": 1}, records.read(path))
-    assert not records.on_file({"seed": 2}, records.read(path))
-    assert json.loads(path.read_text(encoding="utf-8"))[1]["accuracy"] == 2.5
 
 
 def test_means_and_deviations():
