@@ -82,9 +82,7 @@ def office_table(runs: Sequence[Run]) -> str:
         means = [statistics.mean(column) for column in zip(*of.values(), strict=True)]
         ends = [f"{pair} {gains[pair]:+.1f}" for pair in (max(gains, key=gains.get), min(gains, key=gains.get))]  # type: ignore[arg-type]
         above = f"{sum(gain > 0.0 for gain in gains.values())} of {len(gains)}"
-        rows.append(
-            [f"{epsilon:g}", *(f"{mean:.1f}" for mean in means), f"{means[2] - means[0]:+.1f}", above, *ends]
-        )
+        rows.append([f"{epsilon:g}", *(f"{mean:.1f}" for mean in means), f"{means[2] - means[0]:+.1f}", above, *ends])
     return markdown_table(["epsilon", *_COMPARED, "pairs above", "most", "least"], rows)
 
 
