@@ -1,7 +1,7 @@
 """MNIST and USPS over the real service: what each method reaches, at what epsilon, over seeds.
 
     python -m benchmarks.digits run --data-dir ../shared/data --tasks mnist-usps --seeds 0,1,2,3,4
-    python -m benchmarks.digits write                # docs/ml-team/results-digits.md from what is on file
+    python -m benchmarks.digits summary              # every seed of what is on file
 
 Each private run has a rehearsal hospital of its own: a curator process with a fresh ledger whose whole budget is the
 run's epsilon, mutual TLS on loopback, the same client as anyone's. Every finished run is written at once, so a stopped
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read, written
+from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Task, load_task
@@ -42,7 +42,6 @@ from dpswd.shared.devices import resolve_device
 
 DELTA = 1e-5
 RESULTS = Path(__file__).parent / "results" / "digits.json"
-PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "results-digits.md"
 SOURCE_EPOCHS = {"mnist-usps": 2, "usps-mnist": 16}  # about 900 updates each
 PUBLISHED = {"mnist-usps": (94.0, 95.5), "usps-mnist": (83.4, None)}
 """DP-SWD at nominal epsilon 10, and non-private SWD, as the DP-SWD paper prints them."""
@@ -50,10 +49,10 @@ PUBLISHED = {"mnist-usps": (94.0, 95.5), "usps-mnist": (83.4, None)}
 
 METHODS = {
     "source-only": "source-only",
-    "varied": "source-only, tuned as the default but without a release",
+    "varied": "source-only, tuned as a replay but without a release",
     "non-private": "non-private SWD, all weights, both branches",
-    "replay": "quantile coefficients, one release replayed (default)",
-    "adapter": "quantile coefficients, target-side adapter",
+    "replay": "one release replayed (`--method replay`)",
+    "adapter": "adapter, sanitized gradients (`--method adapter`)",
     "rows": "the paper's rows, all weights",
 }
 """Title of each, for the reader."""
@@ -79,15 +78,13 @@ def main() -> None:
     run.add_argument("--device", default="auto")
     run.add_argument("--sources", type=Path, default=None, help="folder that keeps the source-trained models")
     options(run, RESULTS, seeds=(0, 1, 2))
-    write = commands.add_parser("write", help="the page of what is on file")
-    write.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
-    options(write, RESULTS)
+    options(commands.add_parser("summary", help="every seed of what is on file"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         for name in arguments.tasks.split(","):
             _run_task(name, arguments)
         return
-    written(page(read(arguments.results or RESULTS)), arguments.page)
+    print(table(read(arguments.results or RESULTS)))
 
 
 def _run_task(name: str, arguments: argparse.Namespace) -> None:
@@ -195,39 +192,11 @@ def _machine() -> dict[str, Any]:
     return {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
 
 
-def page(runs: Sequence[dict[str, Any]]) -> str:
-    """The Markdown page of all runs on file; every number comes from them."""
-    lines = [
-        "# Digits: accuracy over the real service",
-        "",
-        "Written by `python -m benchmarks.digits` from `benchmarks/results/digits.json`; do not edit. Accuracy is on",
-        "the target's training half (USPS 7,291 images, MNIST 60,000), which is also what the curator holds; the",
-        "target's labels serve this number alone. Epsilon is for replacing one record, at delta 1e-5, over the whole",
-        "life of the data set, and is what the curator's ledger charged. Mean, plus or minus the deviation over",
-        "the seeds (n - 1). *Gap* is the share of the way from source-only to non-private SWD of the same seeds.",
-        "Non-private SWD is this repository's own, with the stated number of updates. It moves all weights and knows",
-        "nothing of images; the methods with a view or an adapter search among warps, prior knowledge that fits this",
-        "shift, so they can pass it (*all of it*). Seconds are wall-clock on a busy machine and say little.",
-        "Replays at epsilon 3, 1 and 0.1 are by today's rules, those at 0.5 and 0.2 from before views were checked and",
-        "models were tuned by more than the best one.",
-        "",
-    ]
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """Of all runs, by task and method; *gap* is the share of the way from source-only to non-private SWD."""
     groups = sorted({(run["task"], run["geometry"]) for run in runs})
-    for task, geometry in groups:
-        lines += _section(task, geometry, [run for run in runs if (run["task"], run["geometry"]) == (task, geometry)])
-    return "\n".join([*lines, *_CHOICES]).rstrip() + "\n"
-
-
-_CHOICES = [
-    "## How the settings were chosen",
-    "",
-    "- *Replay*: on targets whose labels are public, not on these: [recipe](recipe.md) says what was compared and",
-    "  what prior knowledge is in it. *Tuned as the default but without a release* is its control.",
-    "- *Adapter*: number of steps, clip and scale of the features were compared on MNIST seen through random public",
-    "  maps, and on USPS with its labels beside them: development figures.",
-    "- *Rows*: the number of steps was set by the time at hand and the weight of the distance by the non-private",
-    "  baseline's; nothing was tuned. More steps may do better.",
-]
+    parts = [_section(*group, [run for run in runs if (run["task"], run["geometry"]) == group]) for group in groups]
+    return "\n".join(line for part in parts for line in part).rstrip()
 
 
 def _section(task: str, geometry: str, runs: Sequence[dict[str, Any]]) -> list[str]:

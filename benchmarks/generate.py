@@ -219,8 +219,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             own = [one for one in runs if (one["data"], one["epsilon"], one["method"]["matching"]) == wanted]
             if own:
                 told = [records.mean_and_deviation([one["accuracy"][kind] for one in own]) for kind in kinds]
-                seeds = ", ".join(str(one["seed"]) for one in own)
-                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(told)} | {seeds} |")
+                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(told)} | {len(own)} |")
     return "\n".join(lines)
 
 

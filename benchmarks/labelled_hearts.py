@@ -153,13 +153,13 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
 def table(runs: list[dict[str, Any]]) -> str:
     """Of all runs on file, in Markdown."""
     lines = [
-        "| relation | epsilon | prior | own shares: hospitals | patients | one model: hospitals | patients | splits |",
-        "|---|---|---|---|---|---|---|---|",
+        "| relation | epsilon | prior | each hospital's own class shares | one model |",
+        "|---|---|---|---|---|",
     ]
     for relation in (ADD, REPLACE):
         for epsilon in EPSILONS:
             for prior in (False, True):
-                names = ("own_shares", "own_shares_patients", "one_model", "one_model_patients")
+                names = ("own_shares", "one_model")
                 columns = [_values(runs, epsilon, relation, prior=prior, name=name) for name in names]
                 if not columns[0] or (epsilon is None and relation == REPLACE):
                     continue
@@ -167,13 +167,11 @@ def table(runs: list[dict[str, Any]]) -> str:
                 cells = " | ".join(records.mean_and_deviation(column) for column in columns)
                 known = "signs" if prior else "none"
                 label = "" if epsilon is None else relation
-                lines.append(f"| {label} | {told} | {known} | {cells} | {len(columns[0])} |")
+                lines.append(f"| {label} | {told} | {known} | {cells} |")
     for name, told in (("commonest_class", "each hospital's commonest class"), ("signs_alone", "the signs alone")):
         values = _values(runs, 1.0, ADD, prior=False, name=name)
         if values:
-            lines.append(
-                f"|  | no release: {told} |  | {records.mean_and_deviation(values)} |  |  |  | {len(values)} |"
-            )
+            lines.append(f"|  | no release: {told} |  | {records.mean_and_deviation(values)} |  |")
     return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ import itertools
 import json
 import math
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -282,6 +283,20 @@ def table(runs: list[dict[str, Any]]) -> str:
         lines.append(f"| {name} | {own[0]['records']:,} | {' | '.join(cells)} |")
     seeds = len({run["seed"] for run in runs})
     return "\n".join([*lines, "", f"{seeds} seeds."])
+
+
+def page_table(runs: list[dict[str, Any]]) -> str:
+    """Means alone, of what docs/ml-team/labelled-sources.md shows."""
+    columns = [("source only", None), ("OTDA", None), ("DPDA", 8.0), ("DPDA", 1.0), ("DPDA, few labels", 8.0)]
+    columns += [("no transport", 8.0), ("PATE", 8.0)]
+    heads = [name if epsilon is None else f"{name}, {epsilon:g}" for name, epsilon in columns]
+    lines = [f"| source -> target | n | {' | '.join(heads)} |", "|---" * (2 + len(columns)) + "|"]
+    for name in dict.fromkeys(sorted((run["pair"] for run in runs), key=[run["pair"] for run in runs].index)):
+        own = [run for run in runs if run["pair"] == name]
+        reached = [[r["accuracy"] for r in own if (r["method"], r["epsilon"]) == column] for column in columns]
+        means = " | ".join(f"{statistics.mean(values):.1f}" for values in reached)
+        lines.append(f"| {name} | {own[0]['records']:,} | {means} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""How the default recipe of replayed releases was chosen without a label of the target; writes docs/ml-team/recipe.md.
+"""How the default recipe of replayed releases was chosen without a label of the target (docs/studies.md).
 
     python -m benchmarks.recipe run --data-dir ../shared/data        # what is not on file yet
-    python -m benchmarks.recipe write
+    python -m benchmarks.recipe summary
 
 The recipes are compared on targets whose labels are public, for the same sources: scikit-learn's digits brought to
 28 x 28 (a third way of writing digits, a natural shift), and held-out source images behind a random warp, contrast,
@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from benchmarks import local
 from benchmarks.digits import DELTA, SOURCE_EPOCHS
-from benchmarks.records import Job, Row, Rows, options, read, written
+from benchmarks.records import Job, Row, Rows, options, read
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled, Task, load_task
 from dpswd.public_client.data.progress import reporting
@@ -40,7 +40,6 @@ from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
 
 RESULTS = Path(__file__).parent / "results" / "recipe.json"
-PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "recipe.md"
 RECORDS = {"mnist-usps": 7_291, "usps-mnist": 60_000}
 EPSILONS = {"mnist-usps": 0.5, "usps-mnist": 0.1}
 _HELD_OUT = 2_000
@@ -71,8 +70,8 @@ RECIPES = {
     "small": Recipe("small warps, 600 steps", _SMALL, 600),
     "elastic": Recipe("small warps and elastic fields, 600 steps", _ELASTIC, 600),
     "full": Recipe("and stroke and gamma of each image, 600 steps", VARIATION, 600),
-    "default": Recipe("the same, 1,500 steps (the default)", VARIATION, 1500),
-    "unfitted": Recipe("the default without a release (the control)", VARIATION, 1500, fitted=False),
+    "default": Recipe("the same, 1,500 steps (as `--method replay` does)", VARIATION, 1500),
+    "unfitted": Recipe("the same without a release (the control)", VARIATION, 1500, fitted=False),
 }
 
 
@@ -85,16 +84,14 @@ def main() -> None:
     run.add_argument("--proxies", default="digits,made-0")
     run.add_argument("--recipes", default=",".join(RECIPES))
     options(run, RESULTS, seeds=(0,))
-    write = commands.add_parser("write", help="the page of what is on file")
-    write.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
-    options(write, RESULTS)
+    options(commands.add_parser("summary", help="the table of what is on file"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         torch.set_num_threads(1)
         for seed, name in itertools.product(arguments.seeds, arguments.tasks.split(",")):
             Rows(RESULTS, arguments.results).run(_jobs(name, seed, arguments))
         return
-    written(page(read(arguments.results or RESULTS)), arguments.page)
+    print(table(read(arguments.results or RESULTS)))
 
 
 def _jobs(name: str, seed: int, arguments: argparse.Namespace) -> Iterator[Job]:
@@ -170,13 +167,8 @@ def _made(held_out: Labelled, *, seed: int) -> Labelled:
     return Labelled(images.clamp(-1.0, 1.0), held_out.labels[chosen])
 
 
-def page(runs: list[dict[str, Any]]) -> str:
-    """docs/ml-team/recipe.md: what was tried and why the default is what it is."""
-    text = (Path(__file__).parent / "recipe.txt").read_text(encoding="utf-8")
-    return text.replace("{table}", _table(runs))
-
-
-def _table(runs: list[dict[str, Any]]) -> str:
+def table(runs: list[dict[str, Any]]) -> str:
+    """Each recipe on each kind of target."""
     columns = sorted({(run["task"], run["proxy"]) for run in runs})
     heads = [f"{task.upper().split('-')[0]} to {proxy}, epsilon {EPSILONS[task]}" for task, proxy in columns]
     lines = ["| recipe | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]

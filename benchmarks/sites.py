@@ -234,14 +234,18 @@ def _means(runs: Sequence[dict[str, Any]], kind: str, *, by_record: bool = False
 
 def lines(told: dict[str, Any]) -> Iterator[str]:
     """The summary as a table."""
-    yield "| table, epsilon | | accuracy | log-loss | AUC | calibration error |"
+    yield "| table | | accuracy | log-loss | AUC | calibration error |"
     yield "|---|---|---|---|---|---|"
+    tables: dict[str, dict[str, Any]] = {}
     for key, own in told.items():
-        if not isinstance(own, dict):
-            continue
-        for kind, of in (("team's model", own["source"]), ("delivered", own), ("own labels", own["own_labels"])):
+        if isinstance(own, dict):
+            name, epsilon = key.rsplit(" ", 1)
+            tables.setdefault(name, {"team's model": own["source"]})[f"delivered, epsilon {epsilon}"] = own
+            tables[name]["own labels"] = tables[name].pop("own labels", own["own_labels"])  # the last row
+    for name, rows in tables.items():
+        for kind, of in rows.items():
             numbers = f"{of['accuracy']:.1f} | {of['log_loss']:.3f} | {of['auc']:.1f} | {of['calibration_error']:.3f}"
-            yield f"| {key} | {kind} | {numbers} |"
+            yield f"| {name} | {kind} | {numbers} |"
     share, worst = 100.0 * told["share_worse"], told["worst"]
     yield f"\n{told['site_runs']} site-runs; {share:.1f}% worse by more than {WORSE:g}, the worst by {worst:+.4f}"
 

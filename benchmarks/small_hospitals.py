@@ -1,9 +1,7 @@
 """How far one small release carries: the hospital of `docker compose up`, many times.
 
-Writes docs/ml-team/small-hospitals.md.
-
     python -m benchmarks.small_hospitals run     # what is not on file yet
-    python -m benchmarks.small_hospitals write
+    python -m benchmarks.small_hospitals summary
 
 898 records of scikit-learn's digits behind a turn, smaller and paler, and the default recipe: one full-batch release,
 replayed. The source-trained model is the same each time; what differs is the release's noise, its directions, the
@@ -23,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.local import delivered, fitted
-from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read, written
+from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read
 from benchmarks.vectors import tuned
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import load_task
@@ -32,7 +30,6 @@ from dpswd.public_client.experiments.start import train_source_model
 from dpswd.public_client.replay.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
-PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "small-hospitals.md"
 EPSILONS = (1.0, 2.0, 4.0)
 DELTA = 1e-5
 _EPOCHS = 65  # the default's 900 updates
@@ -40,15 +37,14 @@ _EPOCHS = 65  # the default's 900 updates
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "write"))
-    parser.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
+    parser.add_argument("command", choices=("run", "summary"))
     options(parser, RESULTS, seeds=range(20))  # of releases
     arguments = parser.parse_args()
     if arguments.command == "run":
         torch.set_num_threads(1)
         Rows(RESULTS, arguments.results).run(_jobs(arguments.seeds))
         return
-    written(page(read(arguments.results or RESULTS)), arguments.page)
+    print(table(read(arguments.results or RESULTS)))
 
 
 def _jobs(releases: Sequence[int]) -> Iterator[Job]:
@@ -75,8 +71,8 @@ def _jobs(releases: Sequence[int]) -> Iterator[Job]:
         yield {"epsilon": epsilon, "release": release}, functools.partial(released, epsilon, release)
 
 
-def page(runs: list[dict[str, Any]]) -> str:
-    """docs/ml-team/small-hospitals.md."""
+def table(runs: list[dict[str, Any]]) -> str:
+    """Each epsilon's spread, beside what no release reaches."""
     control = next(run for run in runs if run["epsilon"] is None)
     lines = ["| epsilon | mean and deviation | median | worst tenth | lowest | below no release | kept |"]
     lines += ["|---" * 7 + "|", f"| no release | {control['accuracy']:.1f} (one run) | | | | | |"]
@@ -90,13 +86,7 @@ def page(runs: list[dict[str, Any]]) -> str:
         below = sum(value < control["accuracy"] for value in found)
         usual = f"{mean_and_deviation(found)} | {statistics.median(found):.1f}"
         lines.append(f"| {epsilon:g} | {usual} | {worst:.1f} | {found[0]:.1f} | {below} of {len(found)} | {kept} |")
-    text = (Path(__file__).parent / "small_hospitals.txt").read_text(encoding="utf-8")
-    return text.format(
-        records=control["records"],
-        runs=sum(run["epsilon"] == EPSILONS[0] for run in runs),
-        table="\n".join(lines),
-        source_only=control["source_only"],
-    )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -261,11 +261,10 @@ def page(
     tuned = figures_of([run for run in runs if run["source"] in TUNED_ON])
     rows = [
         ("all", whole),
-        ("from the beginning of the random order", whole["drawn"]),
         ("held-out sources", whole["held_out"]),
         ("sources that thresholds were looked at on", tuned),
-        ("random compositions of shifts of images (below)", figures_of(composed)),
-        ("the second list (below)", figures_of(checks)),
+        ("random compositions of shifts of images", figures_of(composed)),
+        ("the second list", figures_of(checks)),
     ]
     values = {
         "view_fits": f"{VIEW_FITS:.0%}",

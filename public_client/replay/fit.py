@@ -11,7 +11,7 @@ spent on it). Everything after that is post-processing of public values, and fre
    on source records seen through that view, or as they are where it leaves much, and varied a little; or the
    classifier's priors are corrected; or nothing.
 
-docs/ml-team/recipe.md says how the numbers were chosen.
+docs/studies.md says how the numbers were chosen.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Round:
     rate: float
 
 
-# Few records leave modes that only whole fits can tell apart (docs/ml-team/small-hospitals.md): the halving is late.
+# Few records leave modes that only whole fits can tell apart (docs/ml-team/results.md): the halving is late.
 _ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 60, 0.5))
 VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
