@@ -28,6 +28,7 @@ from dpswd.public_client.ladder.rungs import (
     Ladder,
     admits,
     applicable,
+    seconds_of,
     sized_plan,
 )
 from dpswd.public_client.ladder.whole_model import as_batches, split
@@ -116,7 +117,8 @@ def ladder_for(
         )
     if isinstance(hospital, PublishedHospital):
         plan = hospital.plan()
-        return Ladder({VIEWS: plan}, plan.epsilon, {}, told.data_set)
+        seconds = seconds_of({VIEWS: plan}, model, record_shape)
+        return Ladder({VIEWS: plan}, plan.epsilon, {}, told.data_set, seconds=seconds)
     device = next(model.extractor.parameters(), torch.zeros(0)).device
     with torch.no_grad():
         classes = int(model.whole()(torch.zeros(2, *record_shape, device=device)).shape[1])
@@ -128,7 +130,7 @@ def ladder_for(
     budgets = budgets_of(told, epsilon=epsilon)
     priced = priced_together(budgets, plans, SHARES, epsilon=epsilon)
     compared = None if evaluate_epsilon is None else plan_comparison(told, _MODELS, epsilon=evaluate_epsilon)
-    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared)
+    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared, seconds_of(priced, model, record_shape))
 
 
 def adapt(

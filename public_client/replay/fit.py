@@ -33,7 +33,7 @@ from dpswd.public_client.replay.class_frequencies import FrequencyModel
 from dpswd.public_client.replay.columns import ColumnView
 from dpswd.public_client.replay.low_rank import LowRankView
 from dpswd.public_client.replay.missing_columns import TableView, find_gaps
-from dpswd.public_client.replay.posterior import SCORED, Posterior
+from dpswd.public_client.replay.posterior import FIT_BATCH, SCORED, Posterior
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.twins import laid_out
 from dpswd.public_client.replay.verdict import (
@@ -67,6 +67,8 @@ class _Round:
 _ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 60, 0.5))
 VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
+VIEW_PASSES = VIEW_STEPS * FIT_BATCH
+"""Records that `find_view` sends forward and backward through the extractor, at most."""
 _HOPELESS = 40.0
 """Nats behind the best start that a fit of a whole round does not make up for, with what no view explains as noise."""
 _TRIED_LONG = 3  # rounds that the identity is fitted in, unless it is hopeless
