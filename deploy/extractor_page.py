@@ -12,11 +12,9 @@ from dpswd.shared.sandbox.weights import MAX_HEADER_BYTES
 
 
 def vocabulary_table() -> str:
-    """Every operation: its name in a graph, how it is written in a module, its attributes."""
-    lines = ["| operation | written as | attributes |", "|---|---|---|"]
-    for operation in VOCABULARY.values():
-        attributes = ", ".join(f"`{name}`" for name in operation.attributes) or "none"
-        lines.append(f"| `{operation.name}` | {operation.about} | {attributes} |")
+    """Every operation: its name in a graph, and how it is written in a module."""
+    lines = ["| operation | written as |", "|---|---|"]
+    lines += [f"| `{operation.name}` | {operation.about} |" for operation in VOCABULARY.values()]
     return "\n".join(lines)
 
 
