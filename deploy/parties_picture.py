@@ -24,10 +24,10 @@ ARROWS = (  # height, whether it goes to the hospital, what passes
 def picture() -> str:
     """The figure as SVG, in colours that can be read on light and on dark pages."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'aria-label="The ML team sends a model and questions; the hospital answers with noised numbers" '
-        'font-family="sans-serif" font-size="15">',
-        '<defs><marker id="tip" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"',
+        ' aria-label="The ML team sends a model and questions; the hospital answers with noised numbers"',
+        ' font-family="sans-serif" font-size="15">',
+        '<defs><marker id="tip" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto">',
         '<path d="M0,0 L9,4 L0,8 z" fill="#334155"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#f8fafc"/>',
     ]
