@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from dpswd.public_client.extractor import calls, modules
 from dpswd.shared.sandbox import graph
 from dpswd.shared.sandbox.attributes import MAX_EXTENT, MAX_WINDOW
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
@@ -15,17 +14,6 @@ def vocabulary_table() -> str:
     """Every operation: its name in a graph, and how it is written in a module."""
     lines = ["| operation | written as |", "|---|---|"]
     lines += [f"| `{operation.name}` | {operation.about} |" for operation in VOCABULARY.values()]
-    return "\n".join(lines)
-
-
-def refusal_table() -> str:
-    """Well-known layers and functions outside the vocabulary, and what to use in their place."""
-    lines = ["| refused | instead |", "|---|---|"]
-    grouped: dict[str, list[str]] = {}
-    for prefix, table in (("nn.", modules.INSTEAD), ("", calls.INSTEAD)):
-        for name, instead in table.items():
-            grouped.setdefault(instead, []).append(f"`{prefix}{name}`")
-    lines += [f"| {', '.join(names)} | {instead} |" for instead, names in grouped.items()]
     return "\n".join(lines)
 
 
@@ -49,4 +37,4 @@ def limit_table() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n\n".join((vocabulary_table(), refusal_table(), limit_table())) + "\n")
+    sys.stdout.write("\n\n".join((vocabulary_table(), limit_table())) + "\n")
