@@ -236,15 +236,15 @@ def _epsilon_for(sigma: float, kept: int, *, records: int) -> float:
 
 def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
-    lines = ["| epsilon | released | accuracy | seeds |", "|---|---|---|---|"]
+    lines = ["| epsilon | released | accuracy |", "|---|---|---|"]
     for epsilon in EPSILONS:
         for moments, told in (("auto", "counts, class sums, second moments"), ("no", "counts, class sums")):
             values = [run["accuracy"] for run in runs if (run["epsilon"], run["moments"]) == (epsilon, moments)]
             if values:
                 label = "none: hardly any noise" if epsilon is None else f"{epsilon:g}"
-                lines.append(f"| {label} | {told} | {records.mean_and_deviation(values, 2)} | {len(values)} |")
+                lines.append(f"| {label} | {told} | {records.mean_and_deviation(values, 2)} |")
     if runs:
-        lines.append(f"|  | nothing: the same discriminant of USPS's labels | {runs[0]['usps_alone']:.2f} |  |")
+        lines.append(f"|  | nothing: the same discriminant of USPS's labels | {runs[0]['usps_alone']:.2f} |")
     return "\n".join(lines)
 
 

@@ -286,13 +286,16 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def page_table(runs: list[dict[str, Any]]) -> str:
-    """Means alone, of what docs/ml-team/labelled-sources.md shows."""
+    """Means of what docs/ml-team/labelled-sources.md shows, of Office-Caltech10 over each source's three targets."""
     columns = [("source only", None), ("OTDA", None), ("DPDA", 8.0), ("DPDA", 1.0), ("DPDA, few labels", 8.0)]
     columns += [("no transport", 8.0), ("PATE", 8.0)]
     heads = [name if epsilon is None else f"{name}, {epsilon:g}" for name, epsilon in columns]
     lines = [f"| source -> target | n | {' | '.join(heads)} |", "|---" * (2 + len(columns)) + "|"]
-    for name in dict.fromkeys(sorted((run["pair"] for run in runs), key=[run["pair"] for run in runs].index)):
-        own = [run for run in runs if run["pair"] == name]
+    of: dict[str, list[dict[str, Any]]] = {}
+    for one in runs:
+        source = one["pair"].split(" -> ")[0]
+        of.setdefault(one["pair"] if source.isupper() else f"{source} -> the other three", []).append(one)
+    for name, own in of.items():
         reached = [[r["accuracy"] for r in own if (r["method"], r["epsilon"]) == column] for column in columns]
         means = " | ".join(f"{statistics.mean(values):.1f}" for values in reached)
         lines.append(f"| {name} | {own[0]['records']:,} | {means} |")

@@ -52,6 +52,6 @@ def test_the_page_without_a_formula_has_none_and_its_odds_follow_from_epsilon():
 
 
 def test_the_glossary_is_in_order_and_says_each_word_once():
-    words = re.findall(r"^\| \*\*(.+?)\*\* \|", GLOSSARY.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    words = re.findall(r"^- \*\*(.+?)\*\*: ", GLOSSARY.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(words) >= 50
     assert words == sorted(set(words), key=str.lower)

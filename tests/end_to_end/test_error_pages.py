@@ -285,7 +285,9 @@ def test_each_reason_has_its_page(row):
     code = client_cli.exit_code(row.error.__new__(row.error))
     again = "yes" if row.retryable else "no"
     link = f"[{code}](exit-codes.md#exit-code-{code})"
-    named = f"| [`{row.reason}`](errors/{row.reason}.md) | {row.code.name} | `{row.error.__name__}` | {link} | {again} |"
+    named = (
+        f"| [`{row.reason}`](errors/{row.reason}.md) | {row.code.name} | `{row.error.__name__}` | {link} | {again} |"
+    )
     assert named in (DOCS / "errors.md").read_text()
     assert re.findall("^## (.+)$", page, re.MULTILINE) == SECTIONS
     # What the page shows was said by the programs: the texts are compared while it is typed.
