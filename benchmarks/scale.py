@@ -55,8 +55,7 @@ RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")
 CLASSES, DIRECTIONS, COEFFICIENTS = 10, 200, 3
 MEASURED_VALUES = 1 << 23  # records of a step times the wider of d and k: what is measured
-SHOWN = (10**3, 10**4, 10**6, 10**8)
-PRINTED = 10**6
+PRINTED, LARGEST = 10**6, 10**8
 DIMENSIONS = (64, 512, 2048, 8192)
 LIMITS = Limits()
 
@@ -205,7 +204,7 @@ def cells() -> list[tuple[Row, int, int]]:
     found = []
     for row in ROWS:
         for dimension in DIMENSIONS:
-            largest = min(measurable(row, dimension), row.batch or SHOWN[-1])
+            largest = min(measurable(row, dimension), row.batch or LARGEST)
             found += [(row, records, dimension) for records in sorted({min(1000, largest), largest})]
     for _, row, records, dimension in PAPER:
         small = 0 < row.batch <= 256  # the paper's own batch is measured as it is
@@ -246,8 +245,8 @@ def page() -> str:
     """The tables."""
     found = known()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
-    lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^{len(str(PRINTED)) - 1}: seconds, memory and"]
-    lines += ["bytes of the reply, shortest of three; *in italics: extrapolated* from a smaller n, in proportion.", ""]
+    lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^6: seconds, memory and bytes of"]
+    lines += ["the reply, shortest of three; *in italics: extrapolated* from a smaller n, in proportion.", ""]
     lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |"]
     lines += ["|---|" + "---|" * len(DIMENSIONS)]
     for row in ROWS:
