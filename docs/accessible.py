@@ -20,8 +20,9 @@ def on_post_page(output: str, **_: Any) -> str:
     seen: Counter[str] = Counter()
 
     def named(found: re.Match[str]) -> str:
-        seen[found[2].strip()] += 1
-        count = seen[found[2].strip()]
+        name = found[2].strip().lower()
+        seen[name] += 1
+        count = seen[name]
         return found[0] if count == 1 else f"{found[1]}{found[2]}, {count}{found[3]}"
 
     return _LABEL.sub(named, output)
