@@ -43,7 +43,7 @@ def write(path: Path) -> None:
                 _sigma_section(sigmas),
                 _ratio_section(sigmas),
                 _published_section(),
-                _coefficients_section(sigmas),
+                _coefficients_section(),
                 _FIGURE,
             ]
         ),
@@ -124,9 +124,9 @@ The same numbers as an idealised mechanism cost, at δ = {AS_RUN.delta:g}:
 """
 
 
-def _coefficients_section(sigmas: Sigmas) -> str:
+def _coefficients_section() -> str:
     at_large_batch = (f"{what}, b = {LARGE_BATCH}" for what in ("rows", "coefficients", "ratio"))
-    heads = ["row", "rows, b of the paper", *at_large_batch, "coefficients, full batch", "mean, full batch"]
+    heads = ["row", *at_large_batch, "coefficients, full batch"]
     rows = []
     for setting in SETTINGS:
         large = LARGE_BATCH if setting.records > LARGE_BATCH else None
@@ -136,19 +136,17 @@ def _coefficients_section(sigmas: Sigmas) -> str:
         rows.append(
             [
                 setting.name,
-                _list(sigmas[setting, Bound.AUTO]),
                 _list(at_large) or "n too small",
                 _list(coefficients) or "n too small",
                 " / ".join(f"{a / b:.3g}" for a, b in zip(at_large, coefficients, strict=True)) or "–",
                 _list(full),
-                _list([sigma / setting.records**0.5 for sigma in full], 3),
             ]
         )
     return f"{_COEFFICIENTS_TEXT}\n{markdown_table(heads, rows)}\n"
 
 
-def _list(values: list[float] | tuple[float, ...], digits: int = 4) -> str:
-    return " / ".join(show(value, digits) for value in values)
+def _list(values: list[float]) -> str:
+    return " / ".join(show(value) for value in values)
 
 
 def _row_sigma(setting: Setting, target: float, batch: int) -> float:
@@ -197,8 +195,7 @@ _COEFFICIENTS_TEXT = f"""## Quantile coefficients instead of rows
 
 [Coefficients](README.md#6-sliced-quantile-coefficients) of sorted projections (L = {COEFFICIENTS}), same T. σ is the
 noise on one coefficient, for ε = 10 / 3 / 1 under `auto`. "ratio" is rows to coefficients at the same batch; the shift
-alone gives √(b/(2L-1)) = {(LARGE_BATCH / (2 * COEFFICIENTS - 1)) ** 0.5:.3g}. "mean" is the noise on the mean
-projection, σ/√b.
+alone gives √(b/(2L-1)) = {(LARGE_BATCH / (2 * COEFFICIENTS - 1)) ** 0.5:.3g}.
 """
 
 _FIGURE = """## Epsilon against steps
