@@ -10,9 +10,9 @@ import pytest
 from benchmarks import first_contact
 
 BUDGETS = {
-    "words": 91_000,  # 70,000 is the aim
+    "words": 90_750,  # 70,000 is the aim
     "words_before_it_works": 20_800,  # 25,000
-    "longest_page": 1_650,  # 2,000
+    "longest_page": 1_640,  # 2,000
     "longest_paragraph": 198,  # 120
     "longest_sentence": 66,  # 40
     "commands": 76,  # 45
