@@ -184,7 +184,7 @@ def main() -> None:
         text = (
             "# What the worker process costs\n\n"
             f"Medians of the wall clock, and means of CPU time (curator and worker together), over {arguments.steps} "
-            "steps, asked in turn from two curators that differ in `compute.isolation` alone: the papers' LeNet-like "
+            "steps, asked in turn from two curators that differ in `compute.isolation` alone. The papers' LeNet-like "
             "extractor, random records of 28 x 28, 200 directions, no padding, loopback; "
             f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average {load} "
             "(`python -m benchmarks.worker`).\n\n"
