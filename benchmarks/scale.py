@@ -57,7 +57,7 @@ RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")
 CLASSES, DIRECTIONS, COEFFICIENTS = 10, 200, 3
 MEASURED_VALUES = 1 << 23  # records of a step times the wider of d and k: what is measured
-SHOWN = (10**3, 10**4, 10**6, 10**8)
+PRINTED, LARGEST = 10**6, 10**8
 DIMENSIONS = (64, 512, 2048, 8192)
 LIMITS = Limits()
 
@@ -206,7 +206,7 @@ def cells() -> list[tuple[Row, int, int]]:
     found = []
     for row in ROWS:
         for dimension in DIMENSIONS:
-            largest = min(measurable(row, dimension), row.batch or SHOWN[-1])
+            largest = min(measurable(row, dimension), row.batch or LARGEST)
             found += [(row, records, dimension) for records in sorted({min(1000, largest), largest})]
     for _, row, records, dimension in PAPER:
         small = 0 < row.batch <= 256  # the paper's own batch is measured as it is
@@ -245,26 +245,13 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
 def page(found: dict[str, dict[str, float]]) -> str:
     """The tables."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
-    lines = [f"Machine: {machine}; other work ran beside, so that times are upper ends."]
-    lines += ["Shortest of three; *in italics: extrapolated*, in proportion to n, and so is what lies between.", ""]
-    for dimension in DIMENSIONS:
-        lines += [f"**d = {dimension}**: seconds and memory of one step, bytes of its reply", ""]
-        lines += ["| | " + " | ".join(f"n = 10^{len(str(n)) - 1}" for n in SHOWN) + " | bytes at n = 10^6 |"]
-        lines += ["|---|" + "---|" * (len(SHOWN) + 1)]
-        for row in ROWS:
-            if 0 < row.batch < MOST:
-                continue
-            texts = [cell(row, records, dimension, found) for records in SHOWN]
-            lines.append(f"| {row.title} | " + " | ".join(texts) + f" | {reply_bytes(row, 10**6, dimension)} |")
-        lines.append("")
-    lines += ["**Steps of a fixed sample**, whatever n is: seconds, memory, bytes of the reply", ""]
-    lines += [
-        "| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |",
-        "|---|" + "---|" * len(DIMENSIONS),
-    ]
-    for row in (row for row in ROWS if 0 < row.batch < MOST):
-        texts = [f"{cell(row, 10**6, d, found)}, {reply_bytes(row, 10**6, d)}" for d in DIMENSIONS]
-        lines.append(f"| {row.title} | " + " | ".join(texts) + " |")
+    lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^6: seconds, memory and bytes of"]
+    lines += ["the reply, shortest of three; *in italics: extrapolated* from a smaller n, in proportion.", ""]
+    lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |"]
+    lines += ["|---|" + "---|" * len(DIMENSIONS)]
+    for row in ROWS:
+        texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in DIMENSIONS]
+        lines.append(f"| {row.title} | " + " | ".join(text.removesuffix(", refused") for text in texts) + " |")
     lines += ["", "**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
     for title, row, records, dimension in PAPER:
         lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
