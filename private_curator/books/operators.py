@@ -33,7 +33,7 @@ FREE = frozenset({Kind.DATA_SET_OPENED, Kind.FROZEN, Kind.CLIENT_PAUSED})
 SECONDED = {
     "extend": {Kind.BUDGET_EXTENDED},
     "approve": {Kind.CLIENT_ADDED, Kind.CERTIFICATE_ADDED},
-    "restore": {Kind.RESTORED},
+    "restore": {Kind.RESTORED, Kind.STATE_ACCEPTED, Kind.COPIES_COUNTED},
     "enrol": {Kind.OPERATOR_ADDED},
     "remove": {Kind.OPERATOR_REMOVED},
 }
