@@ -59,8 +59,8 @@ class Ledger(OperatorActs, ClientActs):
             self.close()
             raise SettingsError(
                 f"{self.location} was copied, moved or put back past `ledger restore`: its entry {self._books.placed} "
-                "states another place. Two that serve would spend one budget twice. Delete this copy; or, if the "
-                "other will never serve again, say so: `dpswd-curator ledger move --reason ...` (docs/operator/backup.md)"
+                "states another place. Two that serve would spend one budget twice. Delete this copy; or say that the "
+                "other will never serve again: `dpswd-curator ledger move --reason ...` (docs/operator/backup.md)"
             )
 
     @classmethod
