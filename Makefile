@@ -36,7 +36,7 @@ help:
 	@echo "make clean             remove .venv and caches"
 
 # The virtual environment is ready when this file is newer than what it was made from.
-$(VENV)/.ready: requirements.lock deploy/build.lock deploy/torch.lock deploy/cuda.lock pyproject.toml deploy/set-up.sh
+$(VENV)/.ready: requirements.lock deploy/build.lock deploy/torch-cpu.lock deploy/torch-cuda.lock pyproject.toml deploy/set-up.sh
 	@PYTHON="$(PYTHON)" bash deploy/set-up.sh $(VENV)
 	@touch $@
 
@@ -83,7 +83,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
   --unsafe-package torch --unsafe-package setuptools --unsafe-package pip
 
-# The images install less than a developer does, in the same versions. torch.lock and cuda.lock are kept by hand: pip-compile
+# The images install less than a developer does, in the same versions. those of torch are kept by hand: pip-compile
 # would download the wheels of all platforms, dozens of gigabytes, for digests that the index states.
 lock:
 	$(PIP_COMPILE) --all-extras --output-file requirements.lock pyproject.toml
@@ -100,7 +100,7 @@ bom: set-up
 # A package that the database does not know counts as a failure: "nothing known" must not mean "nobody was asked".
 AUDIT_SERVICE ?= pypi
 audit: set-up
-	@for lock in requirements.lock deploy/build.lock deploy/torch.lock deploy/cuda.lock; do \
+	@for lock in requirements.lock deploy/build.lock deploy/torch-cuda.lock; do \
 	  $(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --vulnerability-service $(AUDIT_SERVICE) \
 	    --requirement $$lock || { echo "audit: $$lock has vulnerabilities (listed above), or the database" \
 	    "'$(AUDIT_SERVICE)' could not be reached or does not know a package: then nothing is known of it" >&2; exit 1; }; \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that `make demo` and `make test` use: what builds, torch and everything else from locks
-# with hashes, then this project itself, editable. Of torch, pip takes the CPU build where one is offered.
+# with hashes, then this project itself, editable. CPU torch unless a GPU is there.
 #
 #   PYTHON       the interpreter, 3.11 or newer (default python3)
 #   TORCH_INDEX  a package index that holds CPU builds of torch, where pip's own configuration names none
@@ -40,14 +40,14 @@ locked() { pip --no-deps --require-hashes --no-build-isolation "$@"; }
 
 say "installing what builds"
 locked -r deploy/build.lock
-say "installing torch"
 index=()
 [ -n "${TORCH_INDEX:-}" ] && index=(--index-url "$TORCH_INDEX") # that one alone
-locked "${index[@]}" -r deploy/torch.lock
-# The default build is for CUDA; it runs on a CPU as well, but not without these.
-if "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(not any('cuda' in r for r in m.requires('torch')))"; then
-  say "torch is the build for CUDA: installing what it needs"
-  locked -r deploy/cuda.lock
+if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  say "a GPU is there: installing torch with CUDA"
+  locked -r deploy/torch-cuda.lock
+elif ! (locked "${index[@]}" -r deploy/torch-cpu.lock) 2>/dev/null; then
+  say "no index has torch for CPU alone: installing it with CUDA, which also runs on a CPU"
+  locked -r deploy/torch-cuda.lock
 fi
 say "installing the locked dependencies"
 locked -r requirements.lock

@@ -18,8 +18,7 @@ pip() { local act=$1; shift; "$tools/bin/python" -m pip --disable-pip-version-ch
 
 pip install -r deploy/build.lock
 pip download --dest "$house" -r deploy/build.lock
-pip download --dest "$house" "${index[@]}" -r deploy/torch.lock
-compgen -G "$house/torch-*+cpu-*.whl" >/dev/null || pip download --dest "$house" -r deploy/cuda.lock
+pip download --dest "$house" "${index[@]}" -r deploy/torch-cpu.lock || pip download --dest "$house" -r deploy/torch-cuda.lock
 # `pip wheel` also builds the few packages that come as source alone (autodp), with what was just installed.
 locks=(-r deploy/images/curator.lock -r deploy/images/client.lock -r deploy/images/cluster.lock)
 pip wheel --no-build-isolation --wheel-dir "$house" "${locks[@]}"

@@ -73,11 +73,9 @@ case $1 in
   dependencies)
     python3 -m venv --without-pip "$venv"
     index=()
-    [ "${ACCELERATOR:-cpu}" = cpu ] && [ -n "${TORCH_INDEX:-}" ] && index=(--index-url "$TORCH_INDEX") # that one alone
-    locked "$tools/torch.lock" "${index[@]}"
-    # The default build is for CUDA; it runs on a CPU as well, but not without these.
-    if "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(not any('cuda' in r for r in m.requires('torch')))"; then
-      locked "$tools/cuda.lock"
+    [ -n "${TORCH_INDEX:-}" ] && index=(--index-url "$TORCH_INDEX") # that one alone
+    if [ "${ACCELERATOR:-cpu}" != cpu ] || ! locked "$tools/torch-cpu.lock" "${index[@]}"; then
+      locked "$tools/torch-cuda.lock"
     fi
     locked "$tools/curator.lock"
     site=$(echo "$venv"/lib/python3*/site-packages)

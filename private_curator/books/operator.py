@@ -257,29 +257,30 @@ class OperatorActs(Store[Register]):
             check_extends(transaction.books.account.budget, budget)
             self._set_budget(transaction, Kind.BUDGET_EXTENDED, budget, reason)
 
-    def enrol(self, name: str, key: str) -> None:
+    def enrol(self, name: str, key: str, *, second: Iterable[str] = ()) -> None:
         """Enrols an operator: from the first one on, acts are signed.
 
         Args:
             name: of the operator.
             key: the public key, 64 hexadecimal digits.
+            second: the acts that take two operators, see `dpswd.private_curator.books.operators.Enrolled`.
 
         Raises:
             InvalidValue: the name or the key is taken, or none.
         """
         with self._transaction("enrol") as transaction:
-            payload = {"operator": name, "key": key}
+            payload = {"operator": name, "key": key, "second": sorted(second)}
             copy.deepcopy(transaction.books.operators).add(payload)
             self._act(transaction, Kind.OPERATOR_ADDED, payload)
 
-    def remove_operator(self, name: str, *, reason: str) -> None:
+    def remove_operator(self, name: str, *, reason: str, second: Iterable[str] = ()) -> None:
         """Takes an operator out: the credential counts no more.
 
         Raises:
             InvalidValue: no operator of this name is enrolled.
         """
         with self._transaction("remove_operator") as transaction:
-            payload = {"operator": name, "reason": checked_reason(reason)}
+            payload = {"operator": name, "reason": checked_reason(reason), "second": sorted(second)}
             copy.deepcopy(transaction.books.operators).remove(payload)
             self._act(transaction, Kind.OPERATOR_REMOVED, payload)
 
