@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest, Decision, Quote
 from dpswd.private_curator.books.operators import Enrolled, who
-from dpswd.private_curator.core.ledger.accounts import Account, Charge
+from dpswd.private_curator.books.place import Place
+from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, Account, Charge
 from dpswd.private_curator.core.ledger.budget import Books, require
 from dpswd.private_curator.core.ledger.statements import Client, Kind
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.privacy.budget import Price
 from dpswd.shared.core.privacy.events import RunEvent
 
 
@@ -42,6 +45,10 @@ class Register(Books):
     extractors: set[str] = field(default_factory=set)
     requests: dict[int, BudgetRequest] = field(default_factory=dict)
     operators: Enrolled = field(default_factory=Enrolled)
+    place: Place = field(default_factory=dict)  # where the ledger says that it stands
+    placed: int = 0  # the entry that says so
+    copied: dict[str, list[Any]] = field(default_factory=dict)  # receipts of a copy, by hash: run and step, 0 to open
+    copied_runs: Counter[str] = field(default_factory=Counter)  # how often each was charged for that
 
     def apply(self, entry: SignedEntry) -> None:
         """See `Books`; who acted is held to what the entries before say of operators."""
@@ -53,6 +60,8 @@ class Register(Books):
                     f"entry {entry.seq} ({entry.kind}) was not acted by who it says: {error}"
                 ) from error
         super().apply(entry)
+        if "place" in entry.payload:
+            self.place, self.placed = entry.payload["place"], entry.seq
         self.operators.ledger = self.ledger_id
 
     def snapshot(self) -> Self:
@@ -73,6 +82,14 @@ class Register(Books):
         """The same of its runs of one day."""
         last, spent = self.days.get(name, ("", None))
         return self.account.fixed_filter.epsilon(spent) if last == day else 0.0
+
+    def owed(self, receipts: Mapping[str, list[Any]]) -> dict[str, int]:
+        """How often runs are to be charged for further receipts of a copy: see `dpswd.private_curator.books.copies`."""
+        held = Counter((run, step) for run, step in {**self.copied, **receipts}.values())
+        most: Counter[str] = Counter()
+        for (run, _), copies in held.items():
+            most[run] = max(most[run], copies)
+        return dict(most - self.copied_runs)
 
     def open_request(self, name: str) -> BudgetRequest | None:
         """The request for budget of a client that nobody has decided yet."""
@@ -98,6 +115,25 @@ class Register(Books):
             fits=fits,
             steps_that_fit=min(steps, event.steps),
         )
+
+    def _counted(self, payload: Mapping[str, Any]) -> None:
+        """Whatever the budget is: it was released."""
+        runs = payload["runs"]
+        owed = self.owed(payload["receipts"])
+        require({run["run"]: run["times"] for run in runs} == owed, "each copy of a run is charged once")
+        self.copied |= payload["receipts"]
+        self.copied_runs += Counter(owed)
+        for run in runs:
+            client, prices = run["client"], run["prices"]
+            price = self.accounting.price_from_json(prices[DATA_SET])
+            filter_ = self.account.fixed_filter
+            for _ in range(run["times"]):
+                self.data_set = _counted(self.account, price)
+                self.spending[client] = filter_.add(self.spending.get(client, filter_.zero()), price)
+                if client in self.shares:
+                    its = self.accounting.price_from_json(prices[CLIENT])
+                    self.shares[client] = _counted(self.shares[client], its)
+                self.charged[client] += 1
 
     def _client_certified(self, payload: Mapping[str, Any]) -> None:
         name = payload["client"]
@@ -134,8 +170,13 @@ class Register(Books):
         )
 
 
+def _counted(account: Account, price: Price) -> Account:
+    return replace(account, spent=account.fixed_filter.add(account.spent, price), runs=account.runs + 1)
+
+
 Register.handlers = {
     **Books.handlers,
+    Kind.COPIES_COUNTED: Register._counted,
     Kind.CLIENT_CERTIFIED: Register._client_certified,
     Kind.CERTIFICATE_ADDED: Register._certificate_added,
     Kind.CERTIFICATE_REVOKED: Register._certificate_revoked,

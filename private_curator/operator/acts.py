@@ -19,6 +19,7 @@ from dpswd.private_curator.operator import guards
 from dpswd.private_curator.operator.seconding import seconded
 from dpswd.private_curator.serving import renewals
 from dpswd.private_curator.serving.renewals import SigningRequest
+from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import ClientCertificate
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.accounting.persons import allowed_for_record, promised_to_person
@@ -123,7 +124,7 @@ def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
     """
     arguments = {"operator": name, "key": key}
     with seconded(home, "enrol", arguments, reason=f"enrol {name}") as acting, acting.open_ledger() as ledger:
-        ledger.enrol(name, key)
+        ledger.enrol(name, key, second=configuration.load(home.path).operators.second)
 
 
 def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
@@ -134,7 +135,7 @@ def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
         InvalidValue: there is none of this name.
     """
     with seconded(home, "remove", {"operator": name}, reason=reason) as acting, acting.open_ledger() as ledger:
-        ledger.remove_operator(name, reason=reason)
+        ledger.remove_operator(name, reason=reason, second=configuration.load(home.path).operators.second)
 
 
 def check_enrolled(home: HomeDirectory, known: Enrolled) -> None:

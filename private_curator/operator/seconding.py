@@ -1,7 +1,7 @@
 """Acts that two operators must want: the first signs the wish, the second does it by asking for the very same.
 
 Two operators are two credentials that the ledger enrols; names that somebody types are none. Who may write to the
-curator's directory may change ``operators.second``, or the program: but signs for nobody else.
+curator's directory may change the program, but signs for nobody else, and the ledger remembers ``operators.second``.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def seconded(
     Raises:
         SettingsError: the act was noted, and waits for another operator; or two are wanted who are not enrolled.
     """
-    chosen = configuration.load(home.path).operators.second
-    known = (enrolled or (lambda: home.read_ledger().books.operators))() if chosen else Enrolled()
-    if act not in chosen and not (act in ("enrol", "remove") and len(known.keys) > 1):
+    known = (enrolled or (lambda: home.read_ledger().books.operators))()
+    chosen = {*configuration.load(home.path).operators.second, *known.second}
+    if act not in chosen and not (chosen and act in ("enrol", "remove") and len(known.keys) > 1):
         yield home
         return
     by = home.acting

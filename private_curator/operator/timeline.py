@@ -85,7 +85,7 @@ class Point:
     run: str = ""
 
 
-_MOVES = (Kind.DATA_SET_OPENED, Kind.RUN_OPENED, Kind.BUDGET_LOWERED, Kind.BUDGET_EXTENDED)
+_MOVES = (Kind.DATA_SET_OPENED, Kind.RUN_OPENED, Kind.BUDGET_LOWERED, Kind.BUDGET_EXTENDED, Kind.COPIES_COUNTED)
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
 
 
 def _why(kind: Kind, payload: Mapping[str, Any]) -> str:
-    field = {Kind.RUN_OPENED: "purpose", Kind.BUDGET_REQUESTED: "because", Kind.RESTORED: "accepted"}
-    return payload.get(field.get(kind, "reason")) or ""
+    field = {Kind.RUN_OPENED: "purpose", Kind.BUDGET_REQUESTED: "because"}
+    return payload.get("accepted") or payload.get(field.get(kind, "reason")) or ""
 
 
 def refused(refusals: Iterable[Refusals]) -> list[Event]:
@@ -275,7 +275,8 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.RUN_OPENED: lambda p: f"was charged for a run of {p['steps']} steps, epsilon {p['epsilon']:.4g} alone",
     Kind.REPLIES_PRUNED: lambda p: f"closed the run {p['run']} and discarded its replies",
     Kind.STATE_ACCEPTED: lambda _: "accepted an older state of the ledger",
-    Kind.RESTORED: lambda p: f"restored the ledger; {p['forgotten_entries']} entries were forgotten",
+    Kind.COPIES_COUNTED: lambda p: f"charged {sum(r['times'] for r in p['runs'])} runs of a copy, or of a lost state",
+    Kind.RESTORED: lambda p: f"put the ledger into its place; {p['forgotten_entries']} entries were forgotten",
     Kind.CLIENT_PAUSED: lambda p: f"paused {p['client']}",
     Kind.CLIENT_RESUMED: lambda p: f"resumed {p['client']}",
     Kind.CAP_SET: lambda p: (

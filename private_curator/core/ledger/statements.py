@@ -53,6 +53,7 @@ class Kind(enum.StrEnum):
     REPLIES_PRUNED = "replies-pruned"
     RESTORED = "restored"
     STATE_ACCEPTED = "state-accepted"
+    COPIES_COUNTED = "copies-counted"
     CLIENT_PAUSED = "client-paused"
     CLIENT_RESUMED = "client-resumed"
     CAP_SET = "cap-set"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 from html.parser import HTMLParser
 
 import pytest
 from console_home import PURPOSES, SCRIPT, home_with_a_past
+from made_home import copied_home
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -36,8 +36,7 @@ def past(tmp_path_factory):
 @pytest.fixture
 def home(past, tmp_path):
     """A copy of its own for a test that acts."""
-    shutil.copytree(past.path, tmp_path / "home")
-    return HomeDirectory(tmp_path / "home", operator=OPERATOR)
+    return copied_home(past, tmp_path / "home", operator=OPERATOR)
 
 
 def browser(home: HomeDirectory) -> TestClient:

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
 from dpswd.private_curator.books.backup import restore
+from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.core.ledger.statements import Kind, Request
 
@@ -40,6 +41,10 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     ledger.extend_budget(ToyBudget(1.9), reason="x")
     ledger.approve_extractor("1" * 64)
     ledger.revoke_extractor("1" * 64)
+    ledger.backup(path.with_name("copy"))
+    with Ledger.open(path.with_name("copy"), key=key, accounting=ToyAccounting()) as served:
+        released = open_run(served, request_id="2").receipt.entry
+    ledger.count_copies([released], reason="x")
     ledger.accept_state(reason="accepted by the board of ethics on 3 May")
     ledger.freeze(reason="x")
     ledger.unfreeze(reason="x")
