@@ -12,7 +12,9 @@ from dpswd.shared.core.privacy.budget import PrivacyBudget
 ASKED_BY_CLIENTS = frozenset(
     {Kind.RUN_OPENED, Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED, Kind.BUDGET_REQUESTED}
 )
-"""What a client's request writes; `Kind.FILTER_FIXED` goes with a charge; all other kinds are acts of an operator."""
+"""What a client's request writes, and of which somebody is told; all other kinds are acts of an operator."""
+GO_WITH_A_CHARGE = frozenset({Kind.FILTER_FIXED, Kind.QUANTUM_FIXED})
+"""Except these."""
 
 MIN_ACCEPTANCE_LENGTH = 30
 """Characters of an acceptance: short enough for a sentence, too long for a "yes"."""

@@ -1,4 +1,4 @@
-"""The books with what the operator keeps beside budgets: certificates, extractors, and clients' requests for more."""
+"""The books with what is kept beside budgets: certificates, extractors, reply quanta, clients' requests for more."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class Register(Books):
     placed: int = 0  # the entry that says so
     copied: dict[str, list[Any]] = field(default_factory=dict)  # receipts of a copy, by hash: run and step, 0 to open
     copied_runs: Counter[str] = field(default_factory=Counter)  # how often each was charged for that
+    quanta: dict[str, int] = field(default_factory=dict)  # milliseconds, by what a step's work depends on
 
     def apply(self, entry: SignedEntry) -> None:
         """See `Books`; who acted is held to what the entries before say of operators."""
@@ -150,6 +151,10 @@ class Register(Books):
         left = tuple(known for known in client.fingerprints if known != gone)
         self.clients[client.name] = replace(client, fingerprint=left[-1] if left else "", others=left[:-1])
 
+    def _quantum_fixed(self, payload: Mapping[str, Any]) -> None:
+        require(payload["work"] not in self.quanta, "a quantum is fixed once")
+        self.quanta[payload["work"]] = payload["milliseconds"]
+
     def _budget_requested(self, payload: Mapping[str, Any]) -> None:
         number, name = payload["number"], payload["client"]
         require(number == len(self.requests) + 1, "requests are counted")
@@ -180,6 +185,7 @@ Register.handlers = {
     Kind.CLIENT_CERTIFIED: Register._client_certified,
     Kind.CERTIFICATE_ADDED: Register._certificate_added,
     Kind.CERTIFICATE_REVOKED: Register._certificate_revoked,
+    Kind.QUANTUM_FIXED: Register._quantum_fixed,
     Kind.BUDGET_REQUESTED: Register._budget_requested,
     Kind.REQUEST_DECIDED: Register._request_decided,
     Kind.OPERATOR_ADDED: lambda books, payload: books.operators.add(payload),

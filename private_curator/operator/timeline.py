@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpswd.private_curator.books.figures import GO_WITH_A_CHARGE
 from dpswd.private_curator.books.operators import who
 from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
@@ -126,7 +127,7 @@ def followed(entries: Iterable[SignedEntry]) -> Followed:
         if entry.kind == Kind.RUN_OPENED and whole is not None:
             of_share = None if share is None else _spent(books.shares[payload["client"]]) - _spent(share)
             told.increases[payload["run"]] = spent - _spent(whole), of_share
-        if entry.kind != Kind.FILTER_FIXED:
+        if entry.kind not in GO_WITH_A_CHARGE:
             told.events.append(_event(entry, spent=spent, before=None if whole is None else whole.budget.epsilon))
     return told
 

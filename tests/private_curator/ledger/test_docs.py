@@ -25,6 +25,7 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     run = open_run(ledger, steps=2)
     ledger.abandon_step(ledger.begin_step(Request(client="alice", request_id="1", digest="d" * 64), run_id=run.run_id))
     answer(ledger, run, "1")
+    ledger.quantum("2" * 64, milliseconds=50)
     ledger.prune_replies(run.run_id, reason="x")
     ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
     ledger.renew_client("bob", "c" * 64)
