@@ -48,7 +48,7 @@ def ahead(overview: Overview) -> tuple[str, ...]:
     elif overview.remaining <= 0.0:
         first = "The budget is exhausted."
     elif told.exhausted_on is None:
-        first = "At this rate the budget lasts longer than any calendar."
+        first = "When the budget ends cannot be told: of less than a week of spending no rate is taken."
     else:
         since = "one run" if overview.runs == 1 else f"{overview.runs} runs"
         first = f"At the rate so far ({since}) the budget is exhausted on {told.exhausted_on}."

@@ -24,8 +24,11 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import GrantNotHeld
-from dpswd.shared.core.privacy.events import Part
+from dpswd.shared.core.privacy.events import Part, QuantileCoefficients, RowProjections, SanitizedGradient
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+
+_LEAST_SPENDING = dt.timedelta(days=7)
+"""Of less no rate is told: whoever tries on a Monday is not told that the budget ends on Tuesday."""
 
 
 class Record:
@@ -176,15 +179,17 @@ class Record:
         return Forecast(next_spent=after, next_fits=fits, exhausted_on=self._exhausted_on())
 
     def _exhausted_on(self) -> str | None:
-        """By a straight line from the first charge to now; a day after year 9999 is none."""
+        """By a straight line from the first charge to now, after a week of it; a day after year 9999 is none."""
         account = self.reading.status.data_set
         first = next((point for point in self._followed.points if point.kind == Kind.RUN_OPENED), None)
         if first is None or account.epsilon_spent <= 0.0 or self.reading.books.closed:
             return None
-        days = max(1.0, (self.now - dt.datetime.fromisoformat(first.time)).total_seconds() / 86400.0)
-        left = account.epsilon_remaining * days / account.epsilon_spent
+        spending = self.now - dt.datetime.fromisoformat(first.time)
+        if spending < _LEAST_SPENDING:
+            return None
         try:
-            return (self.now + dt.timedelta(days=left)).date().isoformat()
+            left = spending * (account.epsilon_remaining / account.epsilon_spent)
+            return (self.now + left).date().isoformat()
         except OverflowError:
             return None
 
@@ -224,7 +229,8 @@ def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunF
         opened=entry.time,
         purpose=run.purpose,
         mechanism=declared.mechanism,
-        release=" and ".join(_released(part) for part in step.parts),
+        release=_in_words(run),
+        exactly=" and ".join(_exactly(part) for part in step.parts),
         noise=", ".join(f"{part.sigma:.4g}" for part in step.parts),
         batch=step.batch,
         records=step.records,
@@ -243,7 +249,26 @@ def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunF
     )
 
 
-def _released(part: Part) -> str:
+def _in_words(run: Run) -> str:
+    """How many numbers leave, for whoever decides; what each is stands in the event."""
+    step = run.event.step
+    numbers = f"{sum(_numbers(part, step.batch) for part in step.parts):,} noised numbers"
+    if run.steps > 1:
+        numbers += f" in each of {run.steps:,} steps"
+    if any(isinstance(part, RowProjections) for part in step.parts):
+        return f"{numbers}, some of each record in the step; no record without noise"
+    return f"{numbers}; no record"
+
+
+def _numbers(part: Part, batch: int) -> int:
+    if isinstance(part, RowProjections):
+        return batch * part.directions
+    if isinstance(part, QuantileCoefficients):
+        return part.directions * part.coefficients
+    return part.parameters if isinstance(part, SanitizedGradient) else part.values
+
+
+def _exactly(part: Part) -> str:
     """A part of a step in the words of its event: its kind and its sizes."""
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(part).__name__).strip()
     sizes = [
