@@ -6,7 +6,10 @@ will do. Nothing here acts; acts are `dpswd.private_curator.books.operator`'s.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import hashlib
+import os
 from dataclasses import fields
 from functools import cached_property
 
@@ -15,6 +18,7 @@ from dpswd.private_curator.books.reading import LedgerReading
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET
 from dpswd.private_curator.core.ledger.statements import Client, Kind, Run
+from dpswd.private_curator.core.ledger.store import head
 from dpswd.private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
 from dpswd.private_curator.operator.guards import factor
 from dpswd.private_curator.operator.timeline import Event, Followed, followed, met, refused
@@ -38,6 +42,9 @@ class Record:
         home: its directory.
         now: the present, UTC.
 
+    Attributes:
+        mark: of what it shows, see `changes`.
+
     Raises:
         SettingsError: the home is none.
         LedgerUnavailable, LedgerCorrupt: the ledger cannot be read.
@@ -45,6 +52,7 @@ class Record:
 
     def __init__(self, home: HomeDirectory, *, now: dt.datetime | None = None) -> None:
         self.home = home
+        self.mark = changes(home)  # first: what changes meanwhile is another mark
         self.now = now or dt.datetime.now(dt.UTC)
         self.settings = configuration.load(home.path)
         self.reading: LedgerReading = home.read_ledger()
@@ -203,6 +211,23 @@ class Record:
         holds = noted.seq <= self.reading.head.seq and (known is None or known.statement == noted.statement)
         says = "which the ledger holds" if holds else "WHICH THE LEDGER LACKS: it was put back to an older state"
         return holds, f"entry {noted.seq} of {noted.time}, {says}"
+
+
+def changes(home: HomeDirectory) -> str:
+    """Another word after anything that a `Record` shows has changed: the ledger's last entry, and the home's files.
+
+    Raises:
+        SettingsError, LedgerUnavailable, LedgerCorrupt: see `Record`.
+    """
+    with home.ledger_location().reading() as session:
+        last = head(session)
+    found = []
+    with os.scandir(home.path) as files:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # a journal of SQLite comes and goes
+                if not file.name.startswith("ledger."):  # reading touches them
+                    found.append((file.name, file.stat().st_mtime_ns, file.stat().st_size))
+    return hashlib.sha256(repr((last and last.hash, sorted(found))).encode()).hexdigest()
 
 
 def promise(epsilon: float, delta: float, *, records_per_person: int = 1) -> str:
