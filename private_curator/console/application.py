@@ -22,7 +22,7 @@ from dpswd.private_curator.console.sessions import SESSION_S, Sessions
 from dpswd.private_curator.operator.seconding import ActNoted
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DpswdError
-from dpswd.shared.protocol.publications import MAX_FILE_BYTES
+from dpswd.shared.core.wire.limits import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ def console(home: HomeDirectory, *, origins: frozenset[str], announce: Callable[
         sessions=sessions,
         origins=origins,
         unlocked=frozenset({SIGN_IN, *_STATIC}),
-        room={PUBLICATION: MAX_FILE_BYTES + MAX_FORM_BYTES},
+        # As large as a proposal may be, whose module would load tensors: pages need none.
+        room={PUBLICATION: 2 * MAX_MESSAGE_BYTES + MAX_FORM_BYTES},
     )
 
 

@@ -27,7 +27,7 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.curator.identity import make_identity
 from dpswd.shared.certificates import request_fingerprint
 from dpswd.shared.core.errors import rounded
-from dpswd.shared.protocol.publications import Publication
+from dpswd.shared.protocol.publications import MAX_FILE_BYTES, Publication
 
 ORIGIN = "http://127.0.0.1:8466"
 OWN = {"Origin": ORIGIN}
@@ -479,6 +479,7 @@ def test_a_proposal_is_shown_with_its_price_and_published_once_the_word_is_typed
     proposal = site.proposal()
     before = site.home.read_ledger().head.seq
     client = browser(site.home)
+    assert client.app.room["/publication"] > MAX_FILE_BYTES
 
     def look(data: bytes, team: str = CLIENT):
         files = {"proposal": ("p.dpswd", data)}
