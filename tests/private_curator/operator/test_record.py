@@ -128,7 +128,7 @@ def test_the_timeline_says_who_did_what_and_why(record, lived):
     assert acts[0].text == "extended the budget from 5 to epsilon 8 at delta 1e-05"
     (refusal,) = selected(record.timeline, categories=[Category.REFUSAL])
     assert (refusal.count, refusal.epsilon, refusal.client, refusal.why) == (3, 11.0, "ml-team", "all of it")
-    assert "asked the price of a run of 'rows' and was refused: BUDGET_EXHAUSTED, 3 times" in refusal.text
+    assert "asked for a run of 'rows' and was refused: BUDGET_EXHAUSTED, 3 times" in refusal.text
     charges = selected(record.timeline, categories=[Category.CHARGE], client="ml-team")
     assert [charge.run for charge in charges] == [run.run_id for run in lived[1:]]
     assert selected(record.timeline, until="2020-01-01") == []
