@@ -88,7 +88,7 @@ class Acts:
         issued, known = acts.approve_certificate(
             self._home,
             uploaded(form, "request"),
-            days=number(form, "days"),
+            days=int(number(form, "days")),  # as the command line: what a second operator repeats is the very same
             epsilon=number(form, "epsilon") if form.get("epsilon") else None,
             told=str(form.get("fingerprint", "")),
         )

@@ -248,6 +248,9 @@ class Pages:
     def _report(self, request: Request) -> Response:
         return self._show("report", request, self._record())
 
+    def _waiting(self, record: Record) -> int:
+        return sum(asked.decision is None for asked in record.requests) + len(seconding.waiting(self._home))
+
     def _record(self) -> Record:
         return Record(self._home)
 
@@ -266,7 +269,7 @@ class Pages:
             here=max((place for place, _ in PLACES if _within(path, place)), key=len, default=""),
             now=dt.datetime.now(dt.UTC) if record is None else record.now,
             state="" if record is None else record.overview.state,
-            waiting=0 if record is None else sum(asked.decision is None for asked in record.requests),
+            waiting=0 if record is None else self._waiting(record),
             notices=() if live else session.heard(),
             live="" if record is None or request.method == "POST" else f"{path}?{_query(request, **{LIVE: 1})}",
             mark="" if record is None else record.mark,

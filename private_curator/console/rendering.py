@@ -62,7 +62,7 @@ class Frame:
         here: path of the page in `PLACES`.
         now: the time that the page shows.
         state: of the data set; empty where the ledger cannot be read.
-        waiting: requests of teams that nobody has decided.
+        waiting: requests of teams that nobody has decided, and acts that wait for a second operator.
         notices: what is said once.
         live: the address that shows the page anew; empty where it would show another one.
         mark: see `dpswd.private_curator.operator.record.changes`.

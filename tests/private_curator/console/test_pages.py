@@ -388,8 +388,8 @@ def test_a_board_gets_a_report_that_the_ledgers_key_signed(past, looking, tmp_pa
     assert send(looking, "/report", since="spring").status_code == 409
 
 
-def test_an_act_that_waits_for_a_second_operator_is_shown(home):
-    home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend"]\n')
+def test_an_act_that_takes_two_is_a_request_here_as_well(home, tmp_path):
+    home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend", "approve"]\n')
     anna, ben = (
         HomeDirectory(home.path, operator=Operator.make(home.path / f"{name}.key", name)) for name in ("anna", "ben")
     )
@@ -410,6 +410,21 @@ def test_an_act_that_waits_for_a_second_operator_is_shown(home):
     assert send(second, "/budget/extend", **asked).headers["location"] == "/budget"
     assert Record(home).overview.epsilon == 4.0
     assert "wait for a second" not in second.get("/requests").text
+
+    request = make_identity("cardiology", tmp_path / "team").read_bytes()
+
+    def approve(client: TestClient):
+        data = {"csrf": csrf(client), "fingerprint": request_fingerprint(request), "days": "90", "epsilon": "0.5"}
+        return client.post("/teams/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
+
+    assert approve(first).headers["location"] == "/requests"
+    page = second.get("/requests").text
+    assert '2<span class="unseen"> waiting</span>' in page  # a team's, and this
+    filled = second.get(re.search('href="([^"]*)">approve as well', page)[1].replace("&amp;", "&")).text
+    assert 'value="90"' in filled
+    assert 'value="0.5"' in filled
+    assert approve(second).headers["location"] == "/teams"
+    assert Record(home).clients[-1].name == "cardiology"
 
 
 def test_an_act_of_the_console_states_the_operators_credential(home):
