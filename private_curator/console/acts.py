@@ -110,15 +110,20 @@ class Acts:
 
     def _publish(self, request: Request, form: FormData) -> Response:
         """The file itself, to be kept; the session holds the proposal whose price was looked at."""
-        from dpswd.private_curator.operator.publishing import CONFIRMATION, Publishing, released
+        from dpswd.private_curator.operator.publishing import CONFIRMATION, Preview, Publishing, released
 
-        proposal, team = request.state.session.proposal, field(form, "team")
-        if proposal is None or proposal.digest != field(form, "proposal"):
+        looked = request.state.session.looked
+        if looked is None or looked[0].digest != field(form, "proposal"):
             raise InvalidValue("look at the proposal's price first; nothing was charged")
         if field(form, "typed") != CONFIRMATION:
             raise InvalidValue(f"type {CONFIRMATION} to charge and release it; nothing was charged")
-        asked = Publishing(self._home, proposal, team)
-        made, _ = released(asked, purpose=field(form, "purpose"), agreed=lambda _: None)
+        proposal, team, shown = looked
+
+        def agreed(told: Preview) -> None:
+            if (told.epsilon, told.spent, told.remaining) != (shown.epsilon, shown.spent, shown.remaining):
+                raise InvalidValue("the budget has changed since the price was shown: look again; nothing was charged")
+
+        made, _ = released(Publishing(self._home, proposal, team), purpose=field(form, "purpose"), agreed=agreed)
         return download(made.to_file(), f"{team}-{proposal.digest[:8]}.dpswd", "application/octet-stream")
 
     def _pause(self, request: Request, form: FormData) -> Response:

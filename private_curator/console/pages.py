@@ -226,7 +226,6 @@ class Pages:
                 proposal = Proposal.read(Path(copy.name))
             except DataInvalid as error:
                 raise DataInvalid(str(error).replace(copy.name, "the file")) from error
-        request.state.session.proposal = proposal
         told = priced(
             proposal,
             client=team,
@@ -234,6 +233,7 @@ class Pages:
             settings=record.settings,
             day=record.now.date().isoformat(),
         )
+        request.state.session.looked = proposal, team, told
         return self._show(
             "publication",
             request,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dpswd.private_curator.operator.publishing import Preview
     from dpswd.shared.protocol.publications import Proposal
 
 SESSION_S = 8 * 3600.0
@@ -35,14 +36,14 @@ class Session:
         opened: when, by the clock.
         seen: when a page was last asked for.
         notices: what the next page says once.
-        proposal: the one whose price was looked at last.
+        looked: the proposal whose price was looked at last, for which team, and what was shown.
     """
 
     csrf: str
     opened: float
     seen: float
     notices: list[str] = field(default_factory=list)
-    proposal: Proposal | None = None
+    looked: tuple[Proposal, str, Preview] | None = None
 
     def carries(self, token: str) -> bool:
         """Whether a form's token is this session's."""

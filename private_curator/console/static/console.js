@@ -32,7 +32,9 @@ async function look() {
     }
     say(filled() ? "Not asked for anew while a form is filled in." : "Up to date.");
   } catch {
-    say("NOT UP TO DATE: the console does not answer.");
+    document.getElementById("state").textContent = "NOT UP TO DATE";
+    page.dataset.mark = "";  // the next answer is taken, whatever it says
+    say("The console does not answer.");
   }
   setTimeout(look, 2000);
 }

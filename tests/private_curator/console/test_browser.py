@@ -227,9 +227,11 @@ def test_a_page_shows_what_happens_elsewhere_and_keeps_what_is_typed(browser, ho
     with running_console(home) as (_, console, once):
         browser.get(once)
         browser.find_element(By.TAG_NAME, "button").click()
-        for path in ("/", "/timeline"):
+        for path, scripting in (("/", True), ("/timeline", True), ("/", False)):
+            browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripting})
             browser.get(f"{console}{path}")
             frozen_and_opened()
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
         browser.get(f"{console}/budget")
         reason = browser.find_element(By.ID, "freeze-reason")
         reason.send_keys("half a sen")
@@ -243,6 +245,8 @@ def test_a_page_shows_what_happens_elsewhere_and_keeps_what_is_typed(browser, ho
         assert browser.execute_async_script(looked) > asked[0]
         assert browser.find_element(By.CSS_SELECTOR, "#state").text == "frozen"
         assert browser.find_element(By.ID, "unfreeze-reason").get_attribute("value") == ""
+    browser.execute_async_script(looked)
+    assert browser.find_element(By.CSS_SELECTOR, "#state").text == "NOT UP TO DATE"  # the console has ended
     with home.open_ledger() as books:
         books.unfreeze(reason="done")
 

@@ -27,6 +27,7 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.curator.identity import make_identity
 from dpswd.shared.certificates import request_fingerprint
 from dpswd.shared.core.errors import rounded
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.protocol.publications import MAX_FILE_BYTES, Publication
 
 ORIGIN = "http://127.0.0.1:8466"
@@ -505,7 +506,7 @@ def test_a_proposal_is_shown_with_its_price_and_published_once_the_word_is_typed
     assert "sliced quantile coefficients (3 in each of 8 directions), of all 120 records" in shown.text
     assert shown.text.count(rounded(proposal.epsilon, up=True)) == 2  # the price, and what the team expected
     assert "fits the budget" in shown.text
-    asked = {"team": CLIENT, "proposal": proposal.digest, "purpose": "the spring study"}
+    asked = {"proposal": proposal.digest, "purpose": "the spring study"}
     for wrong in ({"typed": "yes"}, {"typed": "publish", "proposal": "0" * 64}):
         assert send(client, "/publication/make", **asked | wrong).status_code == 409
     wrong = look(b"no proposal")
@@ -513,6 +514,12 @@ def test_a_proposal_is_shown_with_its_price_and_published_once_the_word_is_typed
     assert "<bdi>the file " in wrong.text
     assert look(proposal.to_file(), team="nobody").status_code == 404
     assert site.home.read_ledger().head.seq == before
+    with site.home.open_ledger() as books:
+        books.extend_budget(PrivacyBudget(3.5, 1e-5), reason="meanwhile")
+    stale = send(client, "/publication/make", **asked, typed="publish")
+    assert stale.status_code == 409
+    assert "look again" in stale.text
+    assert look(proposal.to_file()).status_code == 200
     made = [send(client, "/publication/make", **asked, typed="publish") for _ in range(2)]
     assert [reply.status_code for reply in made] == [200, 200], made[0].text
     assert made[0].content == made[1].content
