@@ -133,13 +133,21 @@ def somebody_elses_page(target: str):
 
 
 def test_an_operator_looks_decides_and_signs_out(browser, command, home):
+    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
 
     running, console, once = command
 
     def found(selector: str):
         return browser.find_element(By.CSS_SELECTOR, selector)
+
+    def arrived(heading: str):
+        """A form that was sent is answered by another page, in its time."""
+        WebDriverWait(browser, 60, ignored_exceptions=[StaleElementReferenceException]).until(
+            lambda _: found("h1").text == heading
+        )
 
     def press(*keys: str):
         browser.switch_to.active_element.send_keys(*keys)
@@ -148,7 +156,7 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     assert "libtorch" not in mapped  # pages need no tensors: the process is small, and there at once
     browser.get(once)
     press(Keys.ENTER)  # the button has the focus
-    assert found("h1").text == "Overview"
+    arrived("Overview")
     assert browser.get_cookie("dpswd-console")["httpOnly"]
     assert browser.execute_script("return document.cookie") == ""
     used = once.rpartition("=")[2]
@@ -166,10 +174,11 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     for name, words in (("epsilon", "12"), ("extend-reason", "a second study")):
         found(f"#{name}").send_keys(words)
     press(Keys.ENTER)
-    assert found("h1").text == "Extend the budget?"
+    arrived("Extend the budget?")
     assert "hardly a promise" in found("[role=alert]").text
     _audit(browser)
     found("#typed").send_keys("yes", Keys.ENTER)
+    arrived("That was not possible")
     assert "type exactly" in found("[role=alert]").text
     _audit(browser)
 
@@ -196,10 +205,10 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     assert found(".pill").text == "open"
 
     found(".who button").click()
-    assert found("h1").text == "Sign in"
+    arrived("Sign in")
     browser.back()
     browser.get(f"{console}/runs")
-    assert found("h1").text == "Sign in"
+    arrived("Sign in")
     browser.get(once)
     press(Keys.ENTER)
     assert "each is good once" in found("[role=alert]").text
