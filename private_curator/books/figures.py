@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind
+from dpswd.shared.core.errors import BudgetExhausted
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 ASKED_BY_CLIENTS = frozenset(
@@ -117,15 +118,20 @@ class Quote:
         epsilon: of this run alone, at the data set's delta.
         data_set: the data set's account as it stands.
         client: the client's own account as it stands; None without a share.
-        fits: whether every account admits the whole run now.
+        refusal: of the first account that does not admit the whole run now; None where all do.
         steps_that_fit: how many such steps every account still admits, at most the declared number.
     """
 
     epsilon: float
     data_set: AccountStatus
     client: AccountStatus | None
-    fits: bool
+    refusal: BudgetExhausted | None
     steps_that_fit: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every account admits the whole run now."""
+        return self.refusal is None
 
 
 def budget_payload(budget: PrivacyBudget) -> dict[str, Any]:

@@ -103,18 +103,17 @@ class Register(Books):
 
     def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> Quote:
         """What `admit` would say, as figures."""
-        steps = event.steps
+        refusal = None
         try:
             self.admit(client, event, charges, day=day)
-            fits = True
         except BudgetExhausted as error:
-            fits, steps = False, error.steps_that_fit or 0
+            refusal = error
         return Quote(
             epsilon=charges[0].filter.alone(charges[0].price),
             data_set=account_status(self.account, closed=self.closed),
             client=share_status(self.shares.get(client), closed=self.closed),
-            fits=fits,
-            steps_that_fit=min(steps, event.steps),
+            refusal=refusal,
+            steps_that_fit=event.steps if refusal is None else min(refusal.steps_that_fit, event.steps),
         )
 
     def _counted(self, payload: Mapping[str, Any]) -> None:

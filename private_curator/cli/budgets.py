@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,8 +19,10 @@ from dpswd.private_curator.cli.common import (
     record_command,
     show,
 )
+from dpswd.private_curator.operator.acts import budget_of
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 if TYPE_CHECKING:
     from dpswd.private_curator.operator.record import Record
@@ -108,19 +110,7 @@ def end(books: Ledger, reason: str) -> None:
     click.echo("the data set has ended: nothing is released any more")
 
 
-def budget_of(books: Ledger, *, epsilon: float, delta: float | None) -> Any:
-    """A budget under the data set's relation, by default with its delta.
-
-    Raises:
-        InvalidValue: epsilon or delta is outside what is allowed.
-    """
-    account = books.status().data_set
-    return books.accounting.budget(
-        epsilon=epsilon, delta=account.delta if delta is None else delta, relation=account.relation
-    )
-
-
-def share_of(books: Ledger, *, epsilon: float | None, delta: float | None) -> Any:
+def share_of(books: Ledger, *, epsilon: float | None, delta: float | None) -> PrivacyBudget | None:
     """A new client's own share of the budget, or None where it gets none.
 
     Raises:

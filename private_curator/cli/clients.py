@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.cli.budgets import budget_of, share_of
+from dpswd.private_curator.cli.budgets import share_of
 from dpswd.private_curator.cli.common import (
     FILE,
     explain,
@@ -21,7 +21,7 @@ from dpswd.private_curator.cli.common import (
     record_command,
     show,
 )
-from dpswd.private_curator.operator.acts import check_told
+from dpswd.private_curator.operator.acts import budget_of, check_told
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from dpswd.private_curator.storage.home_directory import HomeDirectory

@@ -266,6 +266,18 @@ def stated_budget(now: AccountStatus, epsilon: float, delta: float | None, *, re
     return _budget(each, now.delta if delta is None else its_delta)
 
 
+def budget_of(books: Ledger, *, epsilon: float, delta: float | None = None) -> PrivacyBudget:
+    """A budget under the data set's relation, by default with its delta.
+
+    Raises:
+        InvalidValue: epsilon or delta is outside what is allowed.
+    """
+    account = books.status().data_set
+    return books.accounting.budget(
+        epsilon=epsilon, delta=account.delta if delta is None else delta, relation=account.relation
+    )
+
+
 def _of_person(budget: PrivacyBudget, records_per_person: int) -> PrivacyBudget:
     epsilon, delta = promised_to_person(budget.epsilon, budget.delta, records_per_person)
     return _budget(epsilon, min(delta, 0.5))

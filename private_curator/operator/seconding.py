@@ -25,6 +25,10 @@ WAITS = dt.timedelta(days=7)
 """How long a noted act waits; whoever meant it then notes it anew."""
 
 
+class ActNoted(SettingsError):
+    """An act that waits for a second operator: it was not done."""
+
+
 @contextlib.contextmanager
 def seconded(
     home: HomeDirectory,
@@ -47,7 +51,8 @@ def seconded(
         now: the present.
 
     Raises:
-        SettingsError: the act was noted, and waits for another operator; or two are wanted who are not enrolled.
+        ActNoted: the act waits for another operator.
+        SettingsError: two are wanted who are not enrolled.
     """
     known = (enrolled or (lambda: home.read_ledger().books.operators))()
     chosen = {*configuration.load(home.path).operators.second, *known.second}
@@ -77,7 +82,7 @@ def seconded(
             time = now.isoformat(timespec="seconds")
             noted = by.wish(act, arguments, reason=reason, ledger=known.ledger, time=time)
             write_private(path, json.dumps(noted).encode())
-        raise SettingsError(
+        raise ActNoted(
             f"noted for {by.name} and not done: {act} takes two operators (operators.second). Another one does it by "
             f"giving the same command with the same values and another --credential within {WAITS.days} days"
         )

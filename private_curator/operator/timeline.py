@@ -181,11 +181,10 @@ def refused(refusals: Iterable[Refusals]) -> list[Event]:
 
 def _refusal(row: Refusals) -> str:
     what = f"a run of {row.mechanism!r}" if row.mechanism else row.operation
-    asked = f"asked the price of {what}" if row.dry else f"asked for {what}"
     times = "" if row.count == 1 else f", {row.count} times since {row.first}"
     certificate = f" with the certificate {row.fingerprint}" if row.fingerprint else ""
     place = f" from {row.peer}" if row.peer else ""
-    return f"{asked} and was refused: {row.reason}{times}{certificate}{place}"
+    return f"asked for {what} and was refused: {row.reason}{times}{certificate}{place}"
 
 
 def met(incidents: Iterable[Incident]) -> list[Event]:

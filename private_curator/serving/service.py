@@ -56,7 +56,7 @@ from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, F
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, offered
 from dpswd.shared.core.wire import arrays, limits
-from dpswd.shared.core.wire.checks import invalid, positive
+from dpswd.shared.core.wire.checks import invalid, positive, positive_or_zero
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
 from dpswd.shared.core.wire.payloads import float_bytes
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
@@ -323,7 +323,7 @@ class CuratorService:
         if not request.validate_only:
             wire.check_request_id(request.request_id)
         parameters = RunParameters.from_message(request.parameters)
-        broken = one_line("purpose", request.purpose)
+        broken = one_line("purpose", request.purpose) + positive_or_zero("wanted", request.wanted)
         if broken:
             raise RequestInvalid(tuple(broken))
         run_id, receipt = "", None
@@ -333,6 +333,8 @@ class CuratorService:
             run = self._opened(client, request.request_id, parameters, purpose=request.purpose)
             run_id, receipt, event = run.run_id, wire.receipt(run), run.event
         quote = self.ledger.price_run(client=client.name, event=event)
+        if request.wanted and not run_id and quote.refusal is not None:
+            raise dataclasses.replace(quote.refusal, requested=request.wanted)
         data_set_budget, client_budget = self._budgets(quote.data_set, quote.client)
         return pb.OpenRunResponse(
             run_id=run_id,

@@ -179,18 +179,17 @@ def declarable_of(method: Method, model: Model, record_shape: tuple[int, ...]) -
     return method.declarable(model.extractor, record_shape, None, model.classifier)
 
 
-def admits(curator: Curator, plan: Plan, model: Model, *, keep_noise: bool = False) -> bool:
+def admits(curator: Curator, plan: Plan, model: Model) -> bool:
     """Whether a curator would admit a rung's run for this model now; spends nothing.
 
     Args:
         curator: a connection.
         plan: of the rung.
         model: extractor and classifier.
-        keep_noise: see `quoted`.
     """
     assert isinstance(plan.method, Method), "a rung's method trains"
     ready = declarable_of(plan.method, model, plan.record_shape)
-    return quoted(curator, ready, plan, keep_noise=keep_noise)[1].fits
+    return quoted(curator, ready, plan)[1].fits
 
 
 def seconds_of(plans: Mapping[str, Plan], model: Model, record_shape: tuple[int, ...]) -> dict[str, float]:
