@@ -23,8 +23,10 @@ from packageurl import PackageURL
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "dpswd" / "dependencies.cdx.json"
-LOCKS = ("deploy/images/curator.lock", "deploy/images/client.lock", "deploy/images/cluster.lock", "deploy/torch-cpu.lock",
-         "deploy/torch-cuda.lock")  # fmt: skip
+LOCKS = (
+    *(f"deploy/images/{party}.lock" for party in ("curator", "client", "cluster")),
+    "deploy/torch-cpu.lock", "deploy/torch-cuda.lock",
+)  # fmt: skip
 _PINNED = re.compile(
     r"^([A-Za-z0-9._-]+)==([^ ;\\\n]+)[^\n]*((?:\n {4}--hash=sha256:[0-9a-f]{64}[^\n]*)+)", re.MULTILINE
 )
@@ -39,7 +41,7 @@ def components(root: Path = ROOT) -> list[Component]:
     found: dict[str, tuple[str, set[str]]] = {}
     for lock in LOCKS:
         for name, version, digests in _PINNED.findall((root / lock).read_text(encoding="utf-8")):
-            version = version.partition("+")[0]  # noqa: PLW2901 - a build of it: its digest is one of the release's
+            version = version.partition("+")[0]
             known, held = found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), (version, set()))
             if known != version:
                 raise ValueError(f"{name} is pinned at {known} and, in {lock}, at {version}; run `make lock`")
