@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types checked format proto lock docs settings-page accountant-table proofs-reviewed clean
+.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types checked format proto lock bom audit docs settings-page accountant-table proofs-reviewed clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
@@ -31,10 +31,12 @@ help:
 	@echo "make settings-page     write docs/reference/settings.md from both parties' settings"
 	@echo "make proto             regenerate shared/core/wire/v1 after a change to proto/"
 	@echo "make lock              resolve requirements.lock anew after a change to pyproject.toml"
+	@echo "make bom               list the dependencies with their digests (dpswd/dependencies.cdx.json)"
+	@echo "make audit             known vulnerabilities of the locked dependencies, where a database can be reached"
 	@echo "make clean             remove .venv and caches"
 
 # The virtual environment is ready when this file is newer than what it was made from.
-$(VENV)/.ready: requirements.lock pyproject.toml deploy/set-up.sh
+$(VENV)/.ready: requirements.lock deploy/build.lock deploy/torch-cpu.lock deploy/torch-cuda.lock pyproject.toml deploy/set-up.sh
 	@PYTHON="$(PYTHON)" bash deploy/set-up.sh $(VENV)
 	@touch $@
 
@@ -81,13 +83,28 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
   --unsafe-package torch --unsafe-package setuptools --unsafe-package pip
 
-# The images install less than a developer does, in the same versions.
+# The images install less than a developer does, in the same versions. those of torch are kept by hand: pip-compile
+# would download the wheels of all platforms, dozens of gigabytes, for digests that the index states.
 lock:
 	$(PIP_COMPILE) --all-extras --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --output-file deploy/images/curator.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra client --extra transport --output-file deploy/images/client.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --extra cluster --output-file deploy/images/cluster.lock pyproject.toml
-	sed -i '/^# WARNING/,$$d' requirements.lock deploy/images/*.lock
+	$(PIP_COMPILE) --allow-unsafe --constraint requirements.lock --output-file deploy/build.lock deploy/build.in
+	sed -i '/^# WARNING/,$$d' requirements.lock deploy/build.lock deploy/images/*.lock
+	$(BIN)/python -m deploy.bom
+
+bom: set-up
+	$(BIN)/python -m deploy.bom
+
+# A package that the database does not know counts as a failure: "nothing known" must not mean "nobody was asked".
+AUDIT_SERVICE ?= pypi
+audit: set-up
+	@for lock in requirements.lock deploy/build.lock deploy/torch-cuda.lock; do \
+	  $(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --vulnerability-service $(AUDIT_SERVICE) \
+	    --requirement $$lock || { echo "audit: $$lock has vulnerabilities (listed above), or the database" \
+	    "'$(AUDIT_SERVICE)' could not be reached or does not know a package: then nothing is known of it" >&2; exit 1; }; \
+	done
 
 docs: set-up
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

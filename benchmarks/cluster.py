@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=256)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--write", type=Path, default=None, help="a JSON file for the figures")
+    parser.add_argument("--results", type=Path, default=None, help="a JSON file for the figures; printed beside")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpswd-cluster-") as name:
         figures = {
@@ -143,8 +143,8 @@ def main() -> None:
         }
     text = json.dumps(figures, indent=1)
     print(text)
-    if chosen.write is not None:
-        chosen.write.write_text(text + "\n")
+    if chosen.results is not None:
+        chosen.results.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,52 @@
-"""Extractors that bring chosen operations into trouble for chosen records: the attack on the time of a reply.
+"""Can requests whose sample has a chosen record be told from those without, by the clock?
 
-Number i of a record is broadcast into many numbers of every trouble (negative, saturating, huge, missing), and one
-operation is applied to them, often. With zero in its place the operation meets zeros.
+    python -m benchmarks.detectors [--pairs 100000] [--planted 0.03] [--seconds 1500]
+
+The attack on the time of a reply: number i of a record is broadcast into many numbers of every trouble (negative,
+saturating, huge, missing), and one operation is applied to them. With zero in its place the operation meets zeros. Of
+each operation of the vocabulary there are such a graph and pairs of requests of the smallest batch, without and with
+one record that is the operation's trouble, one directly after the other in random order, every other pair with
+gradients.
+
+A distinguisher is given more than a client has: of each request the processor time of the extraction worker, and after
+how many quanta the reply left. From a quarter of an operation's pairs it learns which of the two is later; of the
+others it says which request had the record. Where time does not depend on the record each answer is a fair coin,
+whatever else the machine does. The same distinguisher gets pairs without the record of which one is made longer by
+--planted. --seconds ends early, every operation with as many pairs as it had by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.stats import binomtest
 from torch import Tensor
 
-from benchmarks.operation_times import Case, weights_of
+from benchmarks.operation_times import CASES, Case, weights_of
+from dpswd.private_curator.core.steps.evaluating import ExtractorSource
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerSettings
+from dpswd.private_curator.serving.pacing import Pacer, quantum_ms
+from dpswd.private_curator.steps.trial_run import KINDS, MadeRecords
+from dpswd.shared.core.mechanisms.interface import FloatArray, ModelFacts
+from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
+from dpswd.shared.sandbox.weights import weights_to_bytes
 
 INPUTS = 8
 """Numbers of a record."""
 FEATURES = 4
 _TROUBLES = torch.tensor([1.0, 1.0, 100.0, -1e30, 3e38])
+_LEARNED = 4  # of so many twos of pairs the first is learned from
+_ROUND = 50  # pairs of one operation before the next one has its turn
 
 
 @dataclass(frozen=True)
@@ -86,3 +112,173 @@ def detector_for(cases: Sequence[Case], *, times: int) -> Detector:
         total = add("add", (total, end))
     graph = ExtractorGraph(tuple(nodes), (INPUTS,))
     return Detector(graph, {name: weights[name] for name in graph.tensor_shapes})
+
+
+Seen = NDArray[np.float64]
+"""(pairs, 2, 2): without and with the record; seconds of the worker's processor, and quanta until the reply left."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How often a distinguisher was right.
+
+    Attributes:
+        right: answers.
+        pairs: asked; half of them right is chance.
+    """
+
+    right: int = 0
+    pairs: int = 0
+
+    def __add__(self, other: Verdict) -> Verdict:
+        return Verdict(self.right + other.right, self.pairs + other.pairs)
+
+    @property
+    def pvalue(self) -> float:
+        """Of at least so many right answers by fair coins."""
+        return float(binomtest(self.right, self.pairs, alternative="greater").pvalue)
+
+    def __str__(self) -> str:
+        share, error = self.right / self.pairs, 0.5 / self.pairs**0.5
+        return f"{self.right} of {self.pairs} right, {share:.4f} (error {error:.4f}), p = {self.pvalue:.2g}"
+
+
+def told(seen: Seen, generator: np.random.Generator) -> Verdict:
+    """Learns from a quarter of the pairs whether the record makes a reply later or earlier, and answers for the others.
+
+    Different quanta decide; of equal ones the worker's time; of equal times a coin.
+    """
+    later = np.sign(seen[:, 1] - seen[:, 0])  # (pairs, 2)
+    learned = np.arange(len(seen)) // 2 % _LEARNED == 0  # with gradients and without
+    seconds, quanta = later[~learned].T * np.where(later[learned].sum(axis=0) < 0, -1, 1)[:, None]
+    answers = np.where(quanta != 0, quanta, seconds)
+    coins = generator.choice([-1.0, 1.0], len(answers))
+    return Verdict(int((np.where(answers != 0, answers, coins) > 0).sum()), len(answers))
+
+
+def planted(seen: Seen, share: float, generator: np.random.Generator) -> Seen:
+    """Pairs of requests without the record, (pairs // 2, 2, 2), of which one takes so much longer."""
+    even = seen[: len(seen) // 4 * 4, 0].reshape(-1, 2, 2, 2).swapaxes(1, 2).reshape(-1, 2, 2)  # passes of one kind
+    pairs = np.where(generator.random((len(even), 1, 1)) < 0.5, even, even[:, ::-1])
+    pairs[:, 1, 0] *= 1.0 + share
+    return pairs
+
+
+class Watched:
+    """Requests of one operation's detector, in a worker, timed as closely as can be.
+
+    Args:
+        pool: of one worker.
+        case: the operation.
+        generator: orders the two requests of a pair.
+        targets: records of the batch that are the trouble, where there is any.
+        times: how often the operation is applied.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, case: Case, generator: np.random.Generator, *, targets: int = 1, times: int = 2
+    ) -> None:
+        made = detector_for([case], times=times)
+        graph, packed = made.graph, weights_to_bytes(made.weights)
+        facts = ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
+        self._source = ExtractorSource(f"{case.name} {times}", facts, lambda: (graph.to_bytes(), packed))
+        self._names = ("pick0.weight",) if "pick0.weight" in graph.learnable else ()
+        self._pool, self._generator = pool, generator
+        self._without = generator.normal(size=(MIN_BATCH_SIZE, INPUTS)).astype(np.float32)
+        self._without[:, 0] = 0.0
+        self._with = self._without.copy()
+        self._with[:targets, 0] = 10.0
+        self._waits: list[float] = []
+        self._pacer = Pacer("auto", sleep=self._waits.append)
+        # As a run's trial does: the shortest time of each kind of made records, of those the longest.
+        rows = np.arange(MIN_BATCH_SIZE)
+        every = [MadeRecords(MIN_BATCH_SIZE, graph.input_shape, value).take(rows) for value in KINDS.values()]
+        self._request(every[0], gradients=bool(self._names))
+        trial = max(min(self._wall(records) for _ in range(3)) for records in every)
+        self._quantum_s = quantum_ms(trial) / 1000
+
+    def pair(self, *, gradients: bool) -> NDArray[np.float64]:
+        """One pair, (2, 2): without and with."""
+        asked = [self._without, self._with]
+        seen = np.empty((2, 2))
+        for which in self._generator.permutation(2):
+            seen[which] = self._timed(asked[which], gradients=gradients and bool(self._names))
+        return seen
+
+    def _timed(self, records: FloatArray, *, gradients: bool) -> tuple[float, float]:
+        arrived = time.monotonic()
+        with self._pacer.paced():
+            self._pacer.expect(self._quantum_s)
+            begun = _worker_seconds(self._pool)
+            self._request(records, gradients=gradients)
+            seconds = _worker_seconds(self._pool) - begun
+        return seconds, round((time.monotonic() - arrived + self._waits.pop()) / self._quantum_s)
+
+    def _wall(self, records: FloatArray) -> float:
+        begun = time.monotonic()
+        self._request(records, gradients=bool(self._names))
+        return time.monotonic() - begun
+
+    def _request(self, records: FloatArray, *, gradients: bool) -> None:
+        with self._pool.session(self._source) as session:
+            features = session.features(records, names=self._names if gradients else ())
+            if gradients:
+                session.gradients(torch.ones_like(features))
+
+
+def _worker_seconds(pool: WorkerPool) -> float:
+    (pid,) = pool.pids
+    return time.clock_gettime((~pid << 3) | 2)  # Linux: the processor clock of another process
+
+
+def watched(
+    pool: WorkerPool,
+    cases: Sequence[Case],
+    *,
+    pairs: int,
+    generator: np.random.Generator,
+    targets: int = 1,
+    until: Callable[[], bool] = lambda: False,
+) -> dict[str, Seen]:
+    """Pairs of every operation, some at a time, until each has so many or `until` says so."""
+    seen: dict[str, list[NDArray[np.float64]]] = {case.name: [] for case in cases}
+    for begun in range(0, pairs, _ROUND):
+        for case in cases:
+            if until():
+                break
+            requests = Watched(pool, case, generator, targets=targets)
+            numbers = range(begun, min(pairs, begun + _ROUND))
+            seen[case.name] += [requests.pair(gradients=bool(number % 2)) for number in numbers]
+    return {name: np.array(found) for name, found in seen.items() if found}
+
+
+def main() -> int:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=100_000, help="of all operations together")
+    parser.add_argument("--planted", type=float, default=0.03, help="share of its time that a request takes longer")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which the search ends")
+    arguments = parser.parse_args()
+    generator, ends = np.random.default_rng(), time.monotonic() + arguments.seconds
+    pool = WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 30, seconds=120.0), workers=1)
+    try:
+        each = -(-arguments.pairs // len(CASES))
+        found = watched(pool, CASES, pairs=each, generator=generator, until=lambda: time.monotonic() > ends)
+    finally:
+        pool.close()
+    records, delays = Verdict(), Verdict()
+    for name, seen in sorted(found.items()):
+        record = told(seen, generator)
+        delay = told(planted(seen, arguments.planted, generator), generator)
+        later = int((seen[:, :, 1] > 1).sum())
+        sys.stdout.write(f"{name:26} the record: {record}; planted: {delay}; {later} replies after the first quantum\n")
+        records, delays = records + record, delays + delay
+    pairs = sum(map(len, found.values()))
+    sys.stdout.write(
+        f"{pairs} pairs of {len(found)} cases. The record: {records}\n{arguments.planted:.0%} planted: {delays}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -161,36 +161,28 @@ def _wait(device: torch.device) -> None:
 
 _PAGE = """# What a GPU saves
 
-Written by `{command}`: {machine}.
-
-With `compute.device = "cuda"` a step's features, clip, projection, sort, coefficients, sums and noise are computed on
-the device, and one copy brings the released integers back. The noise has the CPU's bits for the same key
-([noise](../privacy/noise.md#on-a-device)).
+With `compute.device = "cuda"` a step is computed on the device, and one copy brings the released integers back. The
+noise has the CPU's bits for the same key ([noise](../privacy/noise.md#on-a-device)). `{command}`: {machine}.
 
 ## The noise alone
 
 {noise}
 
-Tensor operations are more than a thousand launches, whatever the size: without Triton, noise on the device takes longer
-than on the CPU below about a million values.
+Without Triton (tensor operations) noise on the device takes longer than on the CPU.
 
 ## Whole steps
 
-Function calls in turn, medians; the CPU's column has {threads} torch threads. The first two columns are computed in one
-process (`compute.isolation = "in-process"`). With a worker process, the default, the extractor runs on the same device
-in another one, and records, features and gradients go through the host's memory. The sample is drawn and its records
-are put together on the CPU in all of them.
+Medians; the CPU's column has {threads} torch threads. The first two columns are one process (`compute.isolation =
+"in-process"`). With a worker process, the default, records, features and gradients go through the host's memory.
 
 {steps}
 
-The last two columns compare the two releases of the same key and directions: features are float32 sums in another
-order, which moves an integer now and then.
+The last two columns compare the two releases of the same key and directions.
 
 ## By size
 
-Steps on the device, in one process; records are features already. Device memory is the largest that torch had
-allocated, the records of the step included. A sorted release reads at most 65,536 records, and no more than 32,000,000
-projections. Class sums read all of them, 16,384 at a time: their time is that of reading and copying the records.
+Steps on the device, in one process; records are features already. Memory is the largest that torch had allocated. Class
+sums take the time of reading and copying the records.
 
 {sizes}
 """

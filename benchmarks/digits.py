@@ -1,7 +1,7 @@
 """MNIST and USPS over the real service: what each method reaches, at what epsilon, over seeds.
 
     python -m benchmarks.digits run --data-dir ../shared/data --tasks mnist-usps --seeds 0,1,2,3,4
-    python -m benchmarks.digits write                # docs/ml-team/results-digits.md from what is on file
+    python -m benchmarks.digits summary              # every seed of what is on file
 
 Each private run has a rehearsal hospital of its own: a curator process with a fresh ledger whose whole budget is the
 run's epsilon, mutual TLS on loopback, the same client as anyone's. Every finished run is written at once, so a stopped
@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import math
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.records import append, mean_and_deviation, on_file, read
+from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Task, load_task
@@ -41,7 +42,6 @@ from dpswd.shared.devices import resolve_device
 
 DELTA = 1e-5
 RESULTS = Path(__file__).parent / "results" / "digits.json"
-PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "results-digits.md"
 SOURCE_EPOCHS = {"mnist-usps": 2, "usps-mnist": 16}  # about 900 updates each
 PUBLISHED = {"mnist-usps": (94.0, 95.5), "usps-mnist": (83.4, None)}
 """DP-SWD at nominal epsilon 10, and non-private SWD, as the DP-SWD paper prints them."""
@@ -49,10 +49,10 @@ PUBLISHED = {"mnist-usps": (94.0, 95.5), "usps-mnist": (83.4, None)}
 
 METHODS = {
     "source-only": "source-only",
-    "varied": "source-only, tuned as the default but without a release",
+    "varied": "source-only, tuned as a replay but without a release",
     "non-private": "non-private SWD, all weights, both branches",
-    "replay": "quantile coefficients, one release replayed (default)",
-    "adapter": "quantile coefficients, target-side adapter",
+    "replay": "one release replayed (`--method replay`)",
+    "adapter": "adapter, sanitized gradients (`--method adapter`)",
     "rows": "the paper's rows, all weights",
 }
 """Title of each, for the reader."""
@@ -65,29 +65,26 @@ LOCAL = ("source-only", "varied", "non-private")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="trains what is not on file yet, then writes the page")
+    run = commands.add_parser("run", help="measures, and compares with what is on file")
     run.add_argument("--data-dir", type=Path, default=None, help="folder with mnist.npz and usps16.npz; or OpenML")
     run.add_argument("--tasks", default="mnist-usps,usps-mnist")
     run.add_argument("--geometry", choices=["stretched", "framed"], default="stretched")
     run.add_argument("--methods", default=",".join(METHODS))
     run.add_argument("--epsilons", default="1,0.5", help="of the private methods")
-    run.add_argument("--seeds", default="0,1,2")
     run.add_argument("--steps", type=int, default=None, help="of an iterated method; the method's if not given")
     run.add_argument("--batch", type=int, default=None, help="b of an iterated method; the method's if not given")
     run.add_argument("--directions", type=int, default=200)
     run.add_argument("--settings", default="{}", help="JSON: others of the method, such as clip_norm")
     run.add_argument("--device", default="auto")
     run.add_argument("--sources", type=Path, default=None, help="folder that keeps the source-trained models")
-    run.add_argument("--results", type=Path, default=RESULTS)
-    write = commands.add_parser("write", help="writes the page from what is on file")
-    for command in (run, write):
-        command.add_argument("--page", type=Path, default=PAGE)
-    write.add_argument("--results", type=Path, default=RESULTS)
+    options(run, RESULTS, seeds=(0, 1, 2))
+    options(commands.add_parser("summary", help="every seed of what is on file"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         for name in arguments.tasks.split(","):
             _run_task(name, arguments)
-    arguments.page.write_text(page(read(arguments.results)), encoding="utf-8")
+        return
+    print(table(read(arguments.results or RESULTS)))
 
 
 def _run_task(name: str, arguments: argparse.Namespace) -> None:
@@ -97,8 +94,9 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
     own = {"directions": arguments.directions, **json.loads(arguments.settings)}
     size = {"steps": arguments.steps, "batch_size": arguments.batch}
     size = {name: value for name, value in size.items() if value is not None}
-    for seed in (int(seed) for seed in arguments.seeds.split(",")):
-        wanted = []
+    jobs: list[Job] = []
+    for seed in arguments.seeds:
+        model = functools.cache(functools.partial(_source_model, name, task, seed, arguments))
         for key in methods:
             private = key not in LOCAL
             for epsilon in epsilons if private else [math.inf]:
@@ -107,17 +105,15 @@ def _run_task(name: str, arguments: argparse.Namespace) -> None:
                     settings |= {"epsilon": epsilon, "settings": own, "size": size}
                 elif key == "non-private":
                     settings["steps"] = arguments.steps or 2000
-                wanted.append(settings)
-        wanted = [settings for settings in wanted if not on_file(settings, read(arguments.results))]
-        if not wanted:
-            continue
-        begun = time.monotonic()
-        model = _source_model(name, task, seed, arguments)
-        source_seconds = time.monotonic() - begun
-        for settings in wanted:
-            figures = _train(settings, model, task, source_seconds=source_seconds, device=arguments.device)
-            append(arguments.results, settings | figures | {"source_only": model.accuracy} | _machine())
-            print(json.dumps(settings | figures), flush=True)
+                jobs.append((settings, functools.partial(_measured, settings, model, task, arguments.device)))
+    Rows(RESULTS, arguments.results).run(jobs)
+
+
+def _measured(settings: Row, source: Callable[[], SourceModel], task: Task, device: str) -> Row:
+    begun = time.monotonic()
+    model = source()
+    figures = _train(settings, model, task, source_seconds=time.monotonic() - begun, device=device)
+    return figures | {"source_only": model.accuracy} | _machine()
 
 
 def _train(
@@ -196,39 +192,11 @@ def _machine() -> dict[str, Any]:
     return {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
 
 
-def page(runs: Sequence[dict[str, Any]]) -> str:
-    """The Markdown page of all runs on file; every number comes from them."""
-    lines = [
-        "# Digits: accuracy over the real service",
-        "",
-        "Written by `python -m benchmarks.digits` from `benchmarks/results/digits.json`; do not edit. Accuracy is on",
-        "the target's training half (USPS 7,291 images, MNIST 60,000), which is also what the curator holds; the",
-        "target's labels serve this number alone. Epsilon is for replacing one record, at delta 1e-5, over the whole",
-        "life of the data set, and is what the curator's ledger charged. Mean, plus or minus the deviation over",
-        "the seeds (n - 1). *Gap* is the share of the way from source-only to non-private SWD of the same seeds.",
-        "Non-private SWD is this repository's own, with the stated number of updates. It moves all weights and knows",
-        "nothing of images; the methods with a view or an adapter search among warps, prior knowledge that fits this",
-        "shift, so they can pass it (*all of it*). Seconds are wall-clock on a busy machine and say little.",
-        "Replays at epsilon 3, 1 and 0.1 are by today's rules, those at 0.5 and 0.2 from before views were checked and",
-        "models were tuned by more than the best one.",
-        "",
-    ]
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """Of all runs, by task and method; *gap* is the share of the way from source-only to non-private SWD."""
     groups = sorted({(run["task"], run["geometry"]) for run in runs})
-    for task, geometry in groups:
-        lines += _section(task, geometry, [run for run in runs if (run["task"], run["geometry"]) == (task, geometry)])
-    return "\n".join([*lines, *_CHOICES]).rstrip() + "\n"
-
-
-_CHOICES = [
-    "## How the settings were chosen",
-    "",
-    "- *Replay*: on targets whose labels are public, not on these: [recipe](recipe.md) says what was compared and",
-    "  what prior knowledge is in it. *Tuned as the default but without a release* is its control.",
-    "- *Adapter*: number of steps, clip and scale of the features were compared on MNIST seen through random public",
-    "  maps, and on USPS with its labels beside them: development figures.",
-    "- *Rows*: the number of steps was set by the time at hand and the weight of the distance by the non-private",
-    "  baseline's; nothing was tuned. More steps may do better.",
-]
+    parts = [_section(*group, [run for run in runs if (run["task"], run["geometry"]) == group]) for group in groups]
+    return "\n".join(line for part in parts for line in part).rstrip()
 
 
 def _section(task: str, geometry: str, runs: Sequence[dict[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gzip
 import itertools
 import json
@@ -209,8 +210,8 @@ def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
     kinds = ("CNN", "MLP", "logistic regression", "the release's discriminant")
     lines = [
-        f"| data | epsilon | matching | {' | '.join(kinds)} | seeds |",
-        "|---|---|---|" + "---|" * (len(kinds) + 1),
+        f"| data | epsilon | matching | {' | '.join(kinds)} |",
+        "|---|---|---|" + "---|" * len(kinds),
     ]
     for name, epsilon in itertools.product(("mnist", "fashion"), EPSILONS):
         for steps in sorted({one["method"]["matching"] for one in runs}, reverse=True):
@@ -218,8 +219,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             own = [one for one in runs if (one["data"], one["epsilon"], one["method"]["matching"]) == wanted]
             if own:
                 told = [records.mean_and_deviation([one["accuracy"][kind] for one in own]) for kind in kinds]
-                seeds = ", ".join(str(one["seed"]) for one in own)
-                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(told)} | {seeds} |")
+                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(told)} |")
     return "\n".join(lines)
 
 
@@ -231,28 +231,27 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="score on training images that the hospital lacks")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
-    parser.add_argument("--results", type=Path, help="the file of results")
+    records.options(parser, RESULTS, seeds=SEEDS)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where features are kept")
     parser.add_argument("--only", help='one setting, such as "fashion 0.2"')
-    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--format", choices=("json", "text"), default="text")
     arguments = parser.parse_args()
-    file = arguments.results or (HELD_OUT_RESULTS if arguments.held_out else RESULTS)
+    stored = HELD_OUT_RESULTS if arguments.held_out else RESULTS
     if arguments.command == "run":
         if arguments.data_dir is None or arguments.fashion_dir is None:
             parser.error("--data-dir and --fashion-dir are needed")
         torch.set_num_threads(1)
-        for seed in arguments.seeds:
-            for epsilon in EPSILONS:
-                for name in ("mnist", "fashion"):
-                    settings = {
-                        "data": name, "epsilon": epsilon, "seed": seed, "method": chosen(arguments).to_json(),
-                    }  # fmt: skip
-                    if arguments.only in (None, f"{name} {epsilon:g}") and not records.on_file(
-                        settings, records.read(file)
-                    ):
-                        records.append(file, run(name, epsilon, seed, arguments))
-    runs = records.read(file)
+        method = chosen(arguments).to_json()
+        records.Rows(stored, arguments.results).run(
+            (
+                {"data": name, "epsilon": epsilon, "seed": seed, "method": method},
+                functools.partial(run, name, epsilon, seed, arguments),
+            )
+            for seed, epsilon, name in itertools.product(arguments.seeds, EPSILONS, ("mnist", "fashion"))
+            if arguments.only in (None, f"{name} {epsilon:g}")
+        )
+        return
+    runs = records.read(arguments.results or stored)
     print(json.dumps(summary(runs)) if arguments.format == "json" else table(runs))
 
 

@@ -16,6 +16,9 @@ without rows by rule, which look like no record; --matching gives its steps.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,28 +99,30 @@ def drawn(name: str, method: str, epsilon: float, seed: int, held: Any, argument
     return generate(curator, plan, seed=seed, device="cpu", progress=False).sample(IMAGES, seed)[0]
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Adds the runs that are not on file."""
+def jobs(arguments: argparse.Namespace) -> Iterator[records.Job]:
+    """All runs."""
     arguments.held_out = False
     for name in arguments.data:
         held = data(name, arguments)
         network = public_network(name, arguments)
         real = features(network, held["test"][0])
-        told: dict[str, Any] = {"data": name, "network": PUBLIC[name], "method": FLOOR, "epsilon": None, "seed": 0}
-        if not records.on_file(told, records.read(RESULTS)):
-            floor = frechet(features(network, held["train"][0][:IMAGES]), real)
-            records.append(RESULTS, told | {"distance": floor})
-        for method in arguments.methods:
+        own: dict[str, Any] = {"data": name, "network": PUBLIC[name]}
+        away = functools.partial(_distance, network, real)
+        yield (
+            own | {"method": FLOOR, "epsilon": None, "seed": 0},
+            functools.partial(away, lambda held=held: held["train"][0][:IMAGES]),
+        )
+        for method, epsilon, seed in itertools.product(arguments.methods, arguments.epsilons, arguments.seeds):
             settings = dict(SHORT[method][0]) if method in SHORT else {"matching": arguments.matching}
-            for epsilon in arguments.epsilons:
-                told = {
-                    "data": name, "network": PUBLIC[name], "method": method, "epsilon": epsilon,
-                    "seed": arguments.seed, **settings,
-                }  # fmt: skip
-                if records.on_file(told, records.read(RESULTS)):
-                    continue
-                images = drawn(name, method, epsilon, arguments.seed, held, arguments).clamp(0.0, 1.0)
-                records.append(RESULTS, told | {"distance": frechet(features(network, images), real)})
+            images = functools.partial(drawn, name, method, epsilon, seed, held, arguments)
+            yield (
+                own | {"method": method, "epsilon": epsilon, "seed": seed, **settings},
+                functools.partial(away, images),
+            )
+
+
+def _distance(network: nn.Module, real: Tensor, images: Callable[[], Tensor]) -> records.Row:
+    return {"distance": frechet(features(network, images().clamp(0.0, 1.0)), real)}
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -153,15 +158,16 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--matching", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    records.options(parser, RESULTS, seeds=(0,))
     parser.add_argument("--cache", type=Path, default=CACHE, help="where features are kept")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "run":
         if arguments.data_dir is None or ("fashion" in arguments.data and arguments.fashion_dir is None):
             parser.error("--data-dir is needed, and --fashion-dir for fashion")
-        run(arguments)
-    print(table(records.read(RESULTS)))
+        records.Rows(RESULTS, arguments.results).run(jobs(arguments))
+        return
+    print(table(records.read(arguments.results or RESULTS)))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ not tuned, their classifier's fixed beforehand; test records are looked at once.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,29 +103,27 @@ def fitted(
     return generate(curator, plan, seed=seed, device=device, progress=progress)
 
 
-def run(arguments: argparse.Namespace, file: Path) -> None:
-    """Adds the runs that are not on file."""
+def jobs(arguments: argparse.Namespace) -> Iterator[records.Job]:
+    """All runs."""
     held = data(arguments.data, arguments)
     train = (held["train"][0].numpy() * 2.0 - 1.0, held["train"][1])
     tests = (held["test"][0] * 2.0 - 1.0, torch.from_numpy(held["test"][1]))
-    for seed in range(arguments.seeds):
-        for epsilon in arguments.epsilons:
-            for name, (short, few) in SHORT.items():
-                settings = {**short, **key_values("--set", tuple(arguments.set))}
-                steps = few if few is None or arguments.steps is None else arguments.steps
-                told = {"data": arguments.data, "method": name, "epsilon": epsilon, "seed": seed, **settings}
-                told["steps"] = steps
-                if (arguments.only and name != arguments.only) or records.on_file(told, records.read(file)):
-                    continue
-                begun = time.process_time()
-                method = GENERATION_METHODS[name](**settings)
-                generator = fitted(method, *train, epsilon=epsilon, steps=steps, seed=seed, device=arguments.device)
-                spent = time.process_time() - begun
-                reached = accuracy(generator, *tests, seed=seed)
-                cost = generator.facts["guarantee"]["epsilon"]
-                found = {"accuracy": reached, "ledger": cost, "cpu_seconds": round(spent), "device": arguments.device}
-                records.append(file, told | found)
-                print(f"{name}, epsilon {epsilon:g}, seed {seed}: {reached:.1f} ({spent:.0f} CPU seconds)", flush=True)
+
+    def measured(name: str, settings: dict[str, Any], epsilon: float, steps: int | None, seed: int) -> records.Row:
+        begun = time.process_time()
+        method = GENERATION_METHODS[name](**settings)
+        generator = fitted(method, *train, epsilon=epsilon, steps=steps, seed=seed, device=arguments.device)
+        spent = time.process_time() - begun
+        reached, cost = accuracy(generator, *tests, seed=seed), generator.facts["guarantee"]["epsilon"]
+        return {"accuracy": reached, "ledger": cost, "cpu_seconds": round(spent), "device": arguments.device}
+
+    for seed, epsilon, name in itertools.product(arguments.seeds, arguments.epsilons, SHORT):
+        if arguments.only in (None, name):
+            short, few = SHORT[name]
+            settings = {**short, **key_values("--set", tuple(arguments.set))}
+            steps = few if few is None or arguments.steps is None else arguments.steps
+            own = {"data": arguments.data, "method": name, "epsilon": epsilon, "seed": seed, **settings, "steps": steps}
+            yield own, functools.partial(measured, name, settings, epsilon, steps, seed)
 
 
 def _sinkhorn(factor: float, steps: int, *, batch: int = PAPER_BATCH) -> RunEvent:
@@ -212,8 +211,7 @@ def main() -> None:
     parser.add_argument("--fashion-dir", type=Path)
     parser.add_argument("--epsilons", type=float, nargs="*", default=EPSILONS)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=1)
+    records.options(parser, RESULTS, seeds=(0,))
     parser.add_argument("--steps", type=int, help="of the methods that take steps, in the place of the short runs'")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of the method")
     arguments = parser.parse_args()
@@ -222,8 +220,9 @@ def main() -> None:
         if arguments.data_dir is None:
             parser.error("--data-dir is needed")
         arguments.held_out = False
-        run(arguments, arguments.results)
-    print(prices() if arguments.command == "prices" else summary(records.read(arguments.results)))
+        records.Rows(RESULTS, arguments.results).run(jobs(arguments))
+        return
+    print(prices() if arguments.command == "prices" else summary(records.read(arguments.results or RESULTS)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Heart disease: Cleveland is public, three other hospitals are private; AUC.
 
-    python -m benchmarks.heart --data-dir ../shared/data --seeds 0,1,2,3,4             # what is not on file yet
+    python -m benchmarks.heart --data-dir ../shared/data --seeds 0,1,2,3,4             # beside what is on file
     python -m benchmarks.heart --data-dir ../shared/data --seeds 0,1,2,3,4 --ceiling   # what could be reached at best
     python -m benchmarks.heart --data-dir ../shared/data --seeds 0,1,2,3,4 --made      # Cleveland against itself
 
@@ -14,7 +14,8 @@ source-only classifier sees no flag: Cleveland's own six gaps have none.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,11 +52,10 @@ class Hospital(Domain):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--epsilons", default="1")
     parser.add_argument("--columns", default=",".join(str(count) for count in COLUMNS))
     parser.add_argument("--service", action="store_true", help="over a curator process with mutual TLS and a ledger")
-    parser.add_argument("--results", type=Path, default=None, help="a file in benchmarks/results by default")
+    records.options(parser, RESULTS, seeds=range(5))
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--ceiling", action="store_true", help="exact knowledge of the targets in place of releases")
     what.add_argument("--made", action="store_true", help="targets made of Cleveland, whose labels are public")
@@ -63,20 +63,19 @@ def main() -> None:
     torch.set_num_threads(1)
     from benchmarks import heart_ceiling, heart_made  # they need what is defined here
 
-    run, results = (
-        (heart_ceiling.run, heart_ceiling.RESULTS)
+    job, stored = (
+        (heart_ceiling.job, heart_ceiling.RESULTS)
         if arguments.ceiling
-        else (heart_made.run, heart_made.RESULTS)
+        else (heart_made.job, heart_made.RESULTS)
         if arguments.made
-        else (_run, RESULTS)
+        else (_job, RESULTS)
     )
-    arguments.results = arguments.results or results
-    for count in (int(count) for count in arguments.columns.split(",")):
+    jobs = []
+    for count in records.numbers(arguments.columns):
         hospitals = load(arguments.data_dir / "heart_uci.npz", count)
-        for seed in (int(seed) for seed in arguments.seeds.split(",")):
-            for epsilon in (float(epsilon) for epsilon in arguments.epsilons.split(",")):
-                for target in TARGETS:
-                    run(hospitals[SOURCE], hospitals[target], epsilon, seed, arguments)
+        for seed, epsilon in itertools.product(arguments.seeds, map(float, arguments.epsilons.split(","))):
+            jobs += [job(hospitals[SOURCE], hospitals[target], epsilon, seed, arguments) for target in TARGETS]
+    records.Rows(stored, arguments.results).run(jobs)
 
 
 def load(path: Path, columns: int) -> dict[str, Hospital]:
@@ -138,7 +137,7 @@ def chance(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64], labe
     return float(np.std(gains, ddof=1))
 
 
-def _run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments: argparse.Namespace) -> None:
+def _job(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments: argparse.Namespace) -> records.Job:
     settings = {
         "target": target.name,
         "columns": len(target.fill),
@@ -147,8 +146,10 @@ def _run(source: Hospital, target: Hospital, epsilon: float, seed: int, argument
         "seed": seed,
         "service": arguments.service,
     }
-    if records.on_file(settings, records.read(arguments.results)):
-        return
+    return settings, functools.partial(_figures, source, target, epsilon, seed, service=arguments.service)
+
+
+def _figures(source: Hospital, target: Hospital, epsilon: float, seed: int, *, service: bool) -> records.Row:
     scores = adapt(
         standardised_table(source, FLAG),
         source,
@@ -156,10 +157,10 @@ def _run(source: Hospital, target: Hospital, epsilon: float, seed: int, argument
         epsilon=epsilon,
         delta=DELTA,
         seed=seed,
-        service=arguments.service,
+        service=service,
         fill=torch.from_numpy(target.fill),
     )
-    figures = {
+    return {
         "source_only": auc(decision(scores.source_only), target.labels),
         "trained_on": auc(decision(scores.trained_on), target.labels),
         "auc": auc(decision(scores.adapted), target.labels),
@@ -168,8 +169,6 @@ def _run(source: Hospital, target: Hospital, epsilon: float, seed: int, argument
         "spent": scores.spent,
         "records": len(target.labels),
     }
-    records.append(arguments.results, settings | figures)
-    print(json.dumps(settings | figures), flush=True)
 
 
 if __name__ == "__main__":

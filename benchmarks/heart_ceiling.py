@@ -8,7 +8,7 @@ labels. Run by `python -m benchmarks.heart --ceiling`.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor, nn
 
-from benchmarks import records
+from benchmarks.records import Job
 from benchmarks.vectors import source_trained, standardised_table, tuned
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.replay.missing_columns import TableView
@@ -67,14 +67,10 @@ class _Patterns(View):
         return features
 
 
-def run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments: argparse.Namespace) -> None:  # noqa: ARG001 - no release is made
-    """One target's limits, unless they are on file."""
+def job(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments: argparse.Namespace) -> Job:  # noqa: ARG001 - no release is made
+    """One target's limits."""
     settings = {"target": target.name, "columns": len(target.fill), "seed": seed}
-    if records.on_file(settings, records.read(arguments.results)):
-        return
-    figures = limits(source, target, seed)
-    records.append(arguments.results, settings | figures)
-    print(json.dumps(settings | figures), flush=True)
+    return settings, functools.partial(limits, source, target, seed)
 
 
 def limits(source: Hospital, target: Hospital, seed: int) -> dict[str, float]:

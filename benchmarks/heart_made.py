@@ -8,16 +8,16 @@ It has as many records as a real hospital. Run by `python -m benchmarks.heart --
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from benchmarks import records
 from benchmarks.local import released
+from benchmarks.records import Job
 from benchmarks.vectors import RATE, source_trained, standardised_table, tuned
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.replay import fit as replay
@@ -83,17 +83,19 @@ def made(cleveland: Hospital, count: int, seed: int) -> Made:
     )
 
 
-def run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments: argparse.Namespace) -> None:
-    """A made target of the real one's size, unless it is on file; of the real one nothing but its size is used."""
-    from benchmarks.heart import DELTA, FLAG, auc, decision
-
+def job(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments: argparse.Namespace) -> Job:  # noqa: ARG001 - no service
+    """A made target of the real one's size; of the real one nothing but its size is used."""
     count = len(target.labels)
     settings = {"records": count, "columns": len(target.fill), "epsilon": epsilon, "seed": seed}
-    if records.on_file(settings, records.read(arguments.results)):
-        return
+    return settings, functools.partial(_measured, source, count, epsilon, seed)
+
+
+def _measured(source: Hospital, count: int, epsilon: float, seed: int) -> dict[str, Any] | None:
+    from benchmarks.heart import DELTA, FLAG, auc, decision
+
     task = made(source, count, 1000 * seed + count)
     if len(np.unique(task.target.labels)) < _TWO_CLASSES:
-        return
+        return None
     extractor = standardised_table(task.source, FLAG)
     before, _ = source_trained(extractor, task.source, seed)
     data, patients = task.source.labelled(), torch.from_numpy(task.target.records)
@@ -118,7 +120,7 @@ def run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments
     known = TableView(identity.fill)
     known.rates.copy_(torch.from_numpy(task.rates))
     rates = gaps.view.rates.numpy()
-    figures = {
+    return {
         "with_gaps": int((task.rates > 0).sum()),
         "found": int(((rates > 0) & (task.rates > 0)).sum()),
         "off": float(np.abs(rates - task.rates).mean()),
@@ -128,5 +130,3 @@ def run(source: Hospital, target: Hospital, epsilon: float, seed: int, arguments
         "gains": score(gains.view if gains.convinced else None),
         "known": score(known if task.rates.any() else None),
     }
-    records.append(arguments.results, settings | figures)
-    print(json.dumps(settings | figures), flush=True)

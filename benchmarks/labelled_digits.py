@@ -13,10 +13,13 @@ Scatterings are computed once and kept in --cache.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -156,8 +159,10 @@ def accuracy(head: Head, u: npt.NDArray[np.float64], labels: npt.NDArray[np.int6
     return 100.0 * float(((u @ head.weight.T + head.bias).argmax(axis=1) == labels).mean())
 
 
-def run(data: dict[str, tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]]) -> None:
-    """Adds the runs that are not on file."""
+def jobs(
+    data: dict[str, tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]], seeds: Sequence[int]
+) -> Iterator[records.Job]:
+    """All runs."""
     public, public_labels = data["usps train"]
     model = extractor(*axes(public), public=public, kept=AXES, power=WHITENING)
     tests, labels = features(model, data["mnist test"][0]), data["mnist test"][1]
@@ -168,24 +173,20 @@ def run(data: dict[str, tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]]) 
         prior.covariance + 0.05 * np.trace(prior.covariance) / AXES * np.eye(AXES), prior.means.T
     ).T
     alone = accuracy(Head(solved, -0.5 * (solved * prior.means).sum(axis=1)), tests, labels)
-    for epsilon in EPSILONS:
-        for moments in ("auto", "no"):
-            for seed in SEEDS if epsilon is not None else SEEDS[:1]:
-                settings = {"epsilon": epsilon, "moments": moments, "seed": seed}
-                if records.on_file(settings, records.read(RESULTS)):
-                    continue
-                known, price = released(
-                    Site(*data["mnist train"]),
-                    model,
-                    classes=10,
-                    epsilon=epsilon,
-                    delta=DELTA,
-                    seed=seed,
-                    method=Statistics(prior="none", moments=moments),
-                )
-                reached = accuracy(discriminant(known), tests, labels)
-                told = {"accuracy": reached, "priced": None if epsilon is None else price, "usps_alone": alone}
-                records.append(RESULTS, settings | {"delta": DELTA, "axes": AXES, "whitening": WHITENING} | told)
+
+    def measured(epsilon: float | None, moments: Literal["auto", "no"], seed: int) -> records.Row:
+        known, price = released(
+            Site(*data["mnist train"]), model, classes=10, epsilon=epsilon, delta=DELTA, seed=seed,
+            method=Statistics(prior="none", moments=moments),
+        )  # fmt: skip
+        reached = accuracy(discriminant(known), tests, labels)
+        told = {"accuracy": reached, "priced": None if epsilon is None else price, "usps_alone": alone}
+        return told | {"delta": DELTA, "axes": AXES, "whitening": WHITENING}
+
+    for epsilon, moments in itertools.product(EPSILONS, ("auto", "no")):
+        for seed in seeds if epsilon is not None else seeds[:1]:
+            settings = {"epsilon": epsilon, "moments": moments, "seed": seed}
+            yield settings, functools.partial(measured, **settings)
 
 
 def choose(data: dict[str, tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]]) -> None:
@@ -235,15 +236,15 @@ def _epsilon_for(sigma: float, kept: int, *, records: int) -> float:
 
 def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
-    lines = ["| epsilon | released | accuracy | seeds |", "|---|---|---|---|"]
+    lines = ["| epsilon | released | accuracy |", "|---|---|---|"]
     for epsilon in EPSILONS:
         for moments, told in (("auto", "counts, class sums, second moments"), ("no", "counts, class sums")):
             values = [run["accuracy"] for run in runs if (run["epsilon"], run["moments"]) == (epsilon, moments)]
             if values:
                 label = "none: hardly any noise" if epsilon is None else f"{epsilon:g}"
-                lines.append(f"| {label} | {told} | {records.mean_and_deviation(values, 2)} | {len(values)} |")
+                lines.append(f"| {label} | {told} | {records.mean_and_deviation(values, 2)} |")
     if runs:
-        lines.append(f"|  | nothing: the same discriminant of USPS's labels | {runs[0]['usps_alone']:.2f} |  |")
+        lines.append(f"|  | nothing: the same discriminant of USPS's labels | {runs[0]['usps_alone']:.2f} |")
     return "\n".join(lines)
 
 
@@ -253,6 +254,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where scatterings are kept")
     parser.add_argument("--format", choices=("json", "text"), default="text")
+    records.options(parser, RESULTS, seeds=SEEDS)
     arguments = parser.parse_args()
     if arguments.command != "summary":
         if arguments.data_dir is None:
@@ -267,10 +269,12 @@ def main() -> None:
                     images = archive[f"x_{part}"] if name == "mnist" else framed(archive[f"x_{part}"])
                     kept = arguments.cache / f"scattering-{name}-{part}.npy"
                     data[f"{name} {part}"] = (scattered(images, kept), archive[f"y_{part}"].astype(np.int64))
-        (run if arguments.command == "run" else choose)(data)
         if arguments.command == "choose":
-            return
-    runs = records.read(RESULTS)
+            choose(data)
+        else:
+            records.Rows(RESULTS, arguments.results).run(jobs(data, arguments.seeds))
+        return
+    runs = records.read(arguments.results or RESULTS)
     if arguments.format == "text":
         print(table(runs))
         return

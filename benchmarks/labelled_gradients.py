@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,15 +155,11 @@ def _varied(images: Images, seed: int) -> Images:
     return np.concatenate(made)
 
 
-def run(digits: Digits) -> None:
-    """Adds the runs that are not on file."""
-    for way in WAYS:
-        for epsilon in EPSILONS:
-            for seed in SEEDS:
-                settings = {"epsilon": epsilon, "seed": seed} | vars(way)
-                if not records.on_file(settings, records.read(RESULTS)):
-                    reached = _reached(digits, way, epsilon=epsilon, seed=seed)
-                    records.append(RESULTS, settings | {"delta": DELTA} | reached)
+def jobs(digits: Digits, seeds: Sequence[int]) -> Iterator[records.Job]:
+    """All runs."""
+    for way, epsilon, seed in itertools.product(WAYS, EPSILONS, seeds):
+        settings = {"epsilon": epsilon, "seed": seed, "delta": DELTA} | vars(way)
+        yield settings, functools.partial(_reached, digits, way, epsilon=epsilon, seed=seed)
 
 
 def _reached(digits: Digits, way: Way, *, epsilon: float, seed: int) -> dict[str, Any]:
@@ -297,8 +295,8 @@ def _trained(u: Tensor, y: Tensor, *, noise: float, rate: float) -> nn.Linear:
 def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
     lines = [
-        "| descent | source's images | axes | relation | epsilon | USPS's head alone | after gradients | seeds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| descent | source's images | axes | relation | epsilon | USPS's head alone | after gradients |",
+        "|---|---|---|---|---|---|---|",
     ]
     for way in WAYS:
         for epsilon in EPSILONS:
@@ -306,7 +304,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             if found:
                 told = (records.mean_and_deviation([one[key] for one in found], 2) for key in ("before", "accuracy"))
                 images = "varied" if way.varied else "as they are"
-                cells = (way.descent, images, str(way.axes), way.relation, f"{epsilon:g}", *told, str(len(found)))
+                cells = (way.descent, images, str(way.axes), way.relation, f"{epsilon:g}", *told)
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -321,16 +319,19 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where scatterings are kept")
     parser.add_argument("--format", choices=("json", "text"), default="text")
+    records.options(parser, RESULTS, seeds=SEEDS)
     arguments = parser.parse_args()
     if arguments.command != "summary":
         if arguments.data_dir is None:
             parser.error("--data-dir is needed")
         torch.set_num_threads(1)
-        act = {"run": run, "choose": choose, "choose-newton": choose_newton}[arguments.command]
-        act(Digits(arguments.data_dir, arguments.cache))
-        if arguments.command != "run":
-            return
-    runs = records.read(RESULTS)
+        digits = Digits(arguments.data_dir, arguments.cache)
+        if arguments.command == "run":
+            records.Rows(RESULTS, arguments.results).run(jobs(digits, arguments.seeds))
+        else:
+            {"choose": choose, "choose-newton": choose_newton}[arguments.command](digits)
+        return
+    runs = records.read(arguments.results or RESULTS)
     if arguments.format == "text":
         print(table(runs))
         return

@@ -16,6 +16,8 @@ for a sum that moves by the largest norm of a record's vector (class_statistics/
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -151,13 +153,13 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
 def table(runs: list[dict[str, Any]]) -> str:
     """Of all runs on file, in Markdown."""
     lines = [
-        "| relation | epsilon | prior | own shares: hospitals | patients | one model: hospitals | patients | splits |",
-        "|---|---|---|---|---|---|---|---|",
+        "| relation | epsilon | prior | each hospital's own class shares | one model |",
+        "|---|---|---|---|---|",
     ]
     for relation in (ADD, REPLACE):
         for epsilon in EPSILONS:
             for prior in (False, True):
-                names = ("own_shares", "own_shares_patients", "one_model", "one_model_patients")
+                names = ("own_shares", "one_model")
                 columns = [_values(runs, epsilon, relation, prior=prior, name=name) for name in names]
                 if not columns[0] or (epsilon is None and relation == REPLACE):
                     continue
@@ -165,13 +167,11 @@ def table(runs: list[dict[str, Any]]) -> str:
                 cells = " | ".join(records.mean_and_deviation(column) for column in columns)
                 known = "signs" if prior else "none"
                 label = "" if epsilon is None else relation
-                lines.append(f"| {label} | {told} | {known} | {cells} | {len(columns[0])} |")
+                lines.append(f"| {label} | {told} | {known} | {cells} |")
     for name, told in (("commonest_class", "each hospital's commonest class"), ("signs_alone", "the signs alone")):
         values = _values(runs, 1.0, ADD, prior=False, name=name)
         if values:
-            lines.append(
-                f"|  | no release: {told} |  | {records.mean_and_deviation(values)} |  |  |  | {len(values)} |"
-            )
+            lines.append(f"|  | no release: {told} |  | {records.mean_and_deviation(values)} |  |")
     return "\n".join(lines)
 
 
@@ -190,28 +190,24 @@ def _accuracy(head: Head, features: npt.NDArray[np.float64], labels: npt.NDArray
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="adds what is not on file yet")
+    run = commands.add_parser("run", help="measures, and compares with what is on file")
     run.add_argument("--data-dir", type=Path, required=True)
-    run.add_argument("--splits", type=int, default=SPLITS)
+    records.options(run, RESULTS, seeds=range(SPLITS))  # of splits
     shown = commands.add_parser("summary", help="of the runs on file")
     shown.add_argument("--format", choices=("json", "text"), default="text")
+    records.options(shown, RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "summary":
-        runs = records.read(RESULTS)
+        runs = records.read(arguments.results or RESULTS)
         print(json.dumps(summary(runs)) if arguments.format == "json" else table(runs))
         return
     torch.set_num_threads(1)
     sites = load(arguments.data_dir / "heart_uci.npz")
-    for split in range(arguments.splits):
-        for epsilon in EPSILONS:
-            for relation in (ADD, REPLACE):
-                for prior in (False, True):
-                    settings = {"split": split, "epsilon": epsilon, "relation": relation, "prior": prior}
-                    if records.on_file(settings, records.read(RESULTS)):
-                        continue
-                    figures = one_split(sites, split=split, epsilon=epsilon, relation=relation, prior=prior)
-                    records.append(RESULTS, settings | {"delta": DELTA} | figures)
-    print(table(records.read(RESULTS)))
+    jobs = []
+    for split, epsilon, relation, prior in itertools.product(arguments.seeds, EPSILONS, (ADD, REPLACE), (False, True)):
+        settings = {"split": split, "epsilon": epsilon, "relation": relation, "prior": prior}
+        jobs.append((settings | {"delta": DELTA}, functools.partial(one_split, sites, **settings)))
+    records.Rows(RESULTS, arguments.results).run(jobs)
 
 
 if __name__ == "__main__":

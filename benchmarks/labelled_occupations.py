@@ -15,6 +15,7 @@ curator. The same linear classifier trained on the hospital's own labels, withou
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,20 +194,21 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def run(path: Path) -> None:
-    """Adds the runs that are not on file, seed by seed."""
-    for seed in SEEDS:
-        done, found = _merged(records.read(RESULTS)), [*tasks(path, REPORTED, seed=seed)]
-        told: list[dict[str, Any]] = [{} for _ in found]
-        for name, measure in MEASURES.items():
-            first = FIRST_SEEDS.get(name.rsplit(" ", 1)[0], len(SEEDS))
-            if seed < first and any(name not in done.get((task.code, seed), {}) for task in found):
-                for one, value in zip(told, measure(found, seed), strict=True):
-                    one[name] = value
-        for task, one in zip(found, told, strict=True):
-            if one:
-                which = {"occupation": task.code, "seed": seed, "records": len(task.trained[1])}
-                records.append(RESULTS, which | one)
+def jobs(path: Path, seeds: Sequence[int]) -> Iterator[records.Job]:
+    """All runs: a measure of every hospital."""
+    for seed in seeds:
+        found = functools.cache(lambda seed=seed: [*tasks(path, REPORTED, seed=seed)])
+        for name in MEASURES:
+            if seed < FIRST_SEEDS.get(name.rsplit(" ", 1)[0], len(SEEDS)):
+                yield {"seed": seed, "trained on": name}, functools.partial(_measured, found, name, seed)
+
+
+def _measured(dealt: Callable[[], list[Task]], name: str, seed: int) -> records.Row:
+    found = dealt()
+    reached = MEASURES[name](found, seed)
+    codes = [str(task.code) for task in found]
+    counts = [len(task.trained[1]) for task in found]
+    return {"accuracy": dict(zip(codes, reached, strict=True)), "records": dict(zip(codes, counts, strict=True))}
 
 
 def choose(path: Path) -> None:
@@ -256,23 +258,13 @@ def _accuracy(head: nn.Module, x: Tensor, y: Tensor) -> float:
     return 100.0 * float((head(x).argmax(dim=1) == y).double().mean())
 
 
-def _merged(runs: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
-    """By occupation and seed; what was added later stands on its own line."""
-    merged: dict[tuple[int, int], dict[str, Any]] = {}
-    for one in runs:
-        merged.setdefault((one["occupation"], one["seed"]), {}).update(one)
-    return merged
-
-
 def summary(runs: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """By column and seed, the mean accuracy over hospitals, of seeds that have them all."""
-    merged = _merged(runs)
-    codes, seeds = ({key[part] for key in merged} for part in (0, 1))
+    """By what it was trained on and seed, the mean accuracy over hospitals."""
     return {
         name: {
-            seed: statistics.mean(merged[code, seed][name] for code in codes)
-            for seed in sorted(seeds)
-            if all(name in merged.get((code, seed), {}) for code in codes)
+            one["seed"]: statistics.mean(one["accuracy"].values())
+            for one in sorted(runs, key=lambda one: one["seed"])
+            if one["trained on"] == name
         }
         for name in MEASURES
     }
@@ -306,15 +298,19 @@ def main() -> None:
     parser.add_argument("command", choices=("run", "choose", "summary"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--format", choices=("json", "text"), default="text")
+    records.options(parser, RESULTS, seeds=SEEDS)
     arguments = parser.parse_args()
     if arguments.command != "summary":
         if arguments.data_dir is None:
             parser.error("--data-dir is needed")
         torch.set_num_threads(1)
-        (run if arguments.command == "run" else choose)(arguments.data_dir / "adult.npz")
+        path = arguments.data_dir / "adult.npz"
         if arguments.command == "choose":
-            return
-    runs = records.read(RESULTS)
+            choose(path)
+        else:
+            records.Rows(RESULTS, arguments.results).run(jobs(path, arguments.seeds))
+        return
+    runs = records.read(arguments.results or RESULTS)
     told = {name: round(statistics.mean(values.values()), 2) for name, values in summary(runs).items() if values}
     print(json.dumps(told) if arguments.format == "json" else page(runs))
 

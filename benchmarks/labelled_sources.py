@@ -20,10 +20,14 @@ Every release of DPDA passes through the mock curator: admission, price, computa
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import math
 import resource
+import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,28 +220,25 @@ def _taught(
         return 100.0 * float((classifier(target).argmax(dim=1) == truth).double().mean())
 
 
-def run(folder: Path, *, seeds: tuple[int, ...]) -> None:
-    """Adds the runs that are not on file."""
-    for seed in seeds:
-        for pair in pairs(folder):
-            told: list[tuple[str, float | None]] = [("source only", None), ("OTDA", None)]
-            told += [(name, e) for e in EPSILONS for name in ("DPDA", "DPDA, few labels", "no transport", "PATE")]
-            for name, epsilon in told:
-                settings = {"pair": pair.name, "method": name, "epsilon": epsilon, "seed": seed}
-                if records.on_file(settings, records.read(RESULTS)):
-                    continue
-                if epsilon is None:
-                    reached = source_only(pair, seed) if name == "source only" else otda(pair, seed)
-                else:
-                    reached = {
-                        "DPDA": lambda pair, e, seed: dpda(pair, e, seed),
-                        "DPDA, few labels": lambda pair, e, seed: dpda(pair, e, seed, labelled=_LABELLED),
-                        "no transport": without_transport,
-                        "PATE": pate,
-                    }[name](pair, epsilon, seed)
-                told_more = {"accuracy": round(reached, 2), "records": len(pair.labels), "targets": len(pair.truth)}
-                records.append(RESULTS, settings | told_more)
-                print(json.dumps(settings | told_more), flush=True)
+def jobs(folder: Path, *, seeds: Sequence[int]) -> Iterator[records.Job]:
+    """All runs."""
+    private: dict[str, Callable[[Pair, float, int], float]] = {
+        "DPDA": dpda,
+        "DPDA, few labels": functools.partial(dpda, labelled=_LABELLED),
+        "no transport": without_transport,
+        "PATE": pate,
+    }
+
+    def measured(pair: Pair, reach: Callable[[], float]) -> records.Row:
+        return {"accuracy": round(reach(), 2), "records": len(pair.labels), "targets": len(pair.truth)}
+
+    for seed, pair in itertools.product(seeds, pairs(folder)):
+        own = {"pair": pair.name, "epsilon": None, "seed": seed}
+        for name, plain in (("source only", source_only), ("OTDA", otda)):
+            yield own | {"method": name}, functools.partial(measured, pair, functools.partial(plain, pair, seed))
+        for epsilon, (name, way) in itertools.product(EPSILONS, private.items()):
+            reach = functools.partial(way, pair, epsilon, seed)
+            yield own | {"method": name, "epsilon": epsilon}, functools.partial(measured, pair, reach)
 
 
 def choose() -> None:
@@ -284,22 +285,40 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", f"{seeds} seeds."])
 
 
+def page_table(runs: list[dict[str, Any]]) -> str:
+    """Means of what docs/ml-team/labelled-sources.md shows, of Office-Caltech10 over each source's three targets."""
+    columns = [("source only", None), ("OTDA", None), ("DPDA", 8.0), ("DPDA", 1.0), ("DPDA, few labels", 8.0)]
+    columns += [("no transport", 8.0), ("PATE", 8.0)]
+    heads = [name if epsilon is None else f"{name}, {epsilon:g}" for name, epsilon in columns]
+    lines = [f"| source -> target | n | {' | '.join(heads)} |", "|---" * (2 + len(columns)) + "|"]
+    of: dict[str, list[dict[str, Any]]] = {}
+    for one in runs:
+        source = one["pair"].split(" -> ")[0]
+        of.setdefault(one["pair"] if source.isupper() else f"{source} -> the other three", []).append(one)
+    for name, own in of.items():
+        reached = [[r["accuracy"] for r in own if (r["method"], r["epsilon"]) == column] for column in columns]
+        means = " | ".join(f"{statistics.mean(values):.1f}" for values in reached)
+        lines.append(f"| {name} | {own[0]['records']:,} | {means} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "choose", "large", "summary"))
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    records.options(parser, RESULTS, seeds=SEEDS)
     parser.add_argument("--format", choices=("json", "text"), default="text")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "run":
         if arguments.data_dir is None:
             parser.error("--data-dir is needed")
-        run(arguments.data_dir, seeds=tuple(int(seed) for seed in arguments.seeds.split(",")))
-    elif arguments.command in ("choose", "large"):
+        records.Rows(RESULTS, arguments.results).run(jobs(arguments.data_dir, seeds=arguments.seeds))
+        return
+    if arguments.command in ("choose", "large"):
         (choose if arguments.command == "choose" else large)()
         return
-    runs = records.read(RESULTS)
+    runs = records.read(arguments.results or RESULTS)
     print(json.dumps(runs) if arguments.format == "json" else table(runs))
 
 

@@ -10,7 +10,8 @@ docs/ml-team/results.md is written from the results by `python -m benchmarks.pap
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -29,18 +30,18 @@ MANY = 900  # records above which epsilon 1 is tried
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--service", action="store_true", help="over a curator process with mutual TLS and a ledger")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    records.options(parser, RESULTS, seeds=range(3))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     domains = load(arguments.data_dir / "office_caltech10_surf.npz")
-    for seed in (int(seed) for seed in arguments.seeds.split(",")):
-        for source in SITES:
-            for target in SITES:
-                epsilons = (8.0, 1.0) if len(domains[target].labels) > MANY else (8.0,)
-                for epsilon in epsilons if source != target else ():
-                    _run(domains[source], domains[target], epsilon, seed, arguments)
+    jobs = [
+        _job(domains[source], domains[target], epsilon, seed, service=arguments.service)
+        for seed in arguments.seeds
+        for source, target in itertools.permutations(SITES, 2)
+        for epsilon in ((8.0, 1.0) if len(domains[target].labels) > MANY else (8.0,))
+    ]
+    records.Rows(RESULTS, arguments.results).run(jobs)
 
 
 def load(path: Path) -> dict[str, Domain]:
@@ -54,19 +55,21 @@ def _prepared(name: str, counts: np.ndarray, labels: np.ndarray) -> Domain:  # t
     return Domain(name, np.sqrt(shares).astype(np.float32), labels.astype(np.int64))
 
 
-def _run(source: Domain, target: Domain, epsilon: float, seed: int, arguments: argparse.Namespace) -> None:
+def _job(source: Domain, target: Domain, epsilon: float, seed: int, *, service: bool) -> records.Job:
     settings = {
         "source": source.name,
         "target": target.name,
         "epsilon": epsilon,
         "delta": DELTA,
         "seed": seed,
-        "service": arguments.service,
+        "service": service,
     }
-    if records.on_file(settings, records.read(arguments.results)):
-        return
+    return settings, functools.partial(_figures, source, target, epsilon, seed, service=service)
+
+
+def _figures(source: Domain, target: Domain, epsilon: float, seed: int, *, service: bool) -> records.Row:
     extractor = principal_components(source, COMPONENTS)
-    scores = adapt(extractor, source, target, epsilon=epsilon, delta=DELTA, seed=seed, service=arguments.service)
+    scores = adapt(extractor, source, target, epsilon=epsilon, delta=DELTA, seed=seed, service=service)
     truth = torch.from_numpy(target.labels)
     figures = {
         name: 100.0 * float((value.argmax(dim=1) == truth).float().mean())
@@ -76,9 +79,7 @@ def _run(source: Domain, target: Domain, epsilon: float, seed: int, arguments: a
             ("accuracy", scores.adapted),
         )
     }
-    run = settings | figures | {"spent": scores.spent, "records": len(truth)}
-    records.append(arguments.results, run)
-    print(json.dumps(run), flush=True)
+    return figures | {"spent": scores.spent, "records": len(truth)}
 
 
 if __name__ == "__main__":

@@ -15,14 +15,18 @@ it would charge stands beside it.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import math
 import resource
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks import records
@@ -34,6 +38,7 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
+Values = npt.NDArray[np.float64]
 RESULTS = Path(__file__).parent / "results" / "optimal-transport.json"
 N, D, K, DELTA, APART, SPREAD = 500, 20, 40, 1e-5, 2.0, 0.5
 SEEDS = (0, 1, 2, 3, 4)
@@ -51,9 +56,9 @@ def sigma_of(rule: str, epsilon: float, U: np.ndarray[Any, Any]) -> float:
     return w * math.sqrt(2.0 * (math.log(1.0 / (2.0 * DELTA)) + epsilon)) / epsilon
 
 
-def run() -> None:
-    """Adds what is not on file."""
-    for seed in SEEDS:
+def jobs(seeds: Sequence[int]) -> Iterator[records.Job]:
+    """All runs; noise is drawn in their order."""
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         raw = [rng.normal(size=(N, D)) * SPREAD + shift for shift in (0.0, APART / math.sqrt(D))]
         source, target = (torch.from_numpy(values.astype(np.float32)) for values in raw)
@@ -61,23 +66,28 @@ def run() -> None:
         x, y = (feature_map.clipped(values).double().numpy() for values in (source, target))
         U = directions(bytes([seed]) * 32, D, K).double().numpy()
         for method in METHODS:
-            truth, plan = solve(x, y, dimension=D, sigma=0.0, method=_whole(method))
-            for rule in RULES:
-                for epsilon in EPSILONS:
+            exact = functools.cache(functools.partial(solve, x, y, dimension=D, sigma=0.0, method=_whole(method)))
+            for rule, epsilon in itertools.product(RULES, EPSILONS):
+                if epsilon is not None or rule == RULES[0]:
                     settings = {"seed": seed, "rule": rule, "epsilon": epsilon, "solver": method.solver}
-                    if records.on_file(settings, records.read(RESULTS)) or (epsilon is None and rule != RULES[0]):
-                        continue
-                    sigma = 0.0 if epsilon is None else sigma_of(rule, epsilon, U)
-                    noised = y @ U + sigma * rng.normal(size=(N, K))
-                    found, noisy = solve(x @ U, noised, dimension=D, sigma=sigma, method=_whole(method))
-                    told = {
-                        "sigma": sigma,
-                        "noise_to_signal": sigma * math.sqrt(K) / float(np.linalg.norm(y @ U, axis=1).mean()),
-                        "relative_error": abs(found - truth) / truth,
-                        "plan_overlap": float(plan.minimum(noisy).sum()),
-                        "priced": None if epsilon is None else _priced(sigma),
-                    }
-                    records.append(RESULTS, settings | told)
+                    yield settings, functools.partial(_measured, x, y, U, rng, exact, method, rule, epsilon)
+
+
+def _measured(
+    x: Values, y: Values, U: Values, rng: np.random.Generator, exact: Callable[[], Any], method: Transport, rule: str,
+    epsilon: float | None,
+) -> records.Row:  # fmt: skip
+    truth, plan = exact()
+    sigma = 0.0 if epsilon is None else sigma_of(rule, epsilon, U)
+    noised = y @ U + sigma * rng.normal(size=(N, K))
+    found, noisy = solve(x @ U, noised, dimension=D, sigma=sigma, method=_whole(method))
+    return {
+        "sigma": sigma,
+        "noise_to_signal": sigma * math.sqrt(K) / float(np.linalg.norm(y @ U, axis=1).mean()),
+        "relative_error": abs(found - truth) / truth,
+        "plan_overlap": float(plan.minimum(noisy).sum()),
+        "priced": None if epsilon is None else _priced(sigma),
+    }
 
 
 def _whole(method: Transport) -> Transport:
@@ -148,13 +158,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "summary", "large"), nargs="?", default="summary")
     parser.add_argument("--format", choices=("json", "text"), default="text")
+    records.options(parser, RESULTS, seeds=SEEDS)
     arguments = parser.parse_args()
     if arguments.command == "large":
         large()
         return
     if arguments.command == "run":
-        run()
-    runs = records.read(RESULTS)
+        records.Rows(RESULTS, arguments.results).run(jobs(arguments.seeds))
+        return
+    runs = records.read(arguments.results or RESULTS)
     print(json.dumps(runs) if arguments.format == "json" else table(runs))
 
 

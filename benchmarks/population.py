@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=64, help="floats of one record")
     parser.add_argument("--pieces", type=int, default=100, help="into which the file is cut, for all ways in turn")
     parser.add_argument("--directory", type=Path, default=None, help="where the sparse files go; removed at the end")
-    parser.add_argument("--write", type=Path, default=None, help="a JSON file for the figures")
+    parser.add_argument("--results", type=Path, default=None, help="a JSON file for the figures; printed beside")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpswd-population-", dir=chosen.directory) as name:
         path, labels = Path(name) / "records.npy", Path(name) / "labels.npy"
@@ -195,8 +195,8 @@ def main() -> None:
         }
     text = json.dumps(figures, indent=1)
     print(text)
-    if chosen.write is not None:
-        chosen.write.write_text(text + "\n")
+    if chosen.results is not None:
+        chosen.results.write_text(text + "\n")
 
 
 if __name__ == "__main__":

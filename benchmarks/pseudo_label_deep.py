@@ -24,8 +24,7 @@ import itertools
 import json
 import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,20 +95,20 @@ def main() -> None:
         told[name].add_argument("--cache", type=Path, default=CACHE, help="folder that keeps backbones")
     told["choose"].add_argument("--backbone", type=int, choices=BACKBONES, action="append", help="by default all")
     told["run"].add_argument("--part", choices=("development", "held-out"), required=True)
-    told["run"].add_argument("--draws", type=int, default=2, help="of records and noise")
     told["run"].add_argument("--epsilon", type=float, action="append", help="by default 3, 8 and 1")
     told["run"].add_argument("--minutes", type=float, default=60.0)
-    for name in ("run", "summary"):
-        told[name].add_argument("--results", type=Path, default=RESULTS)
+    records.options(told["run"], RESULTS, seeds=(1, 2))  # of draws of records and noise
+    records.options(told["summary"], RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "choose":
         for seed in arguments.backbone or BACKBONES:
             choose(seed, arguments.data_dir, arguments.cache)
     elif arguments.command == "run":
-        run_all(arguments)
+        jobs = [*all_jobs(arguments)]
+        records.Rows(RESULTS, arguments.results).run(jobs, minutes=arguments.minutes)
     else:
-        print(json.dumps(summary(records.read(arguments.results)), indent=1))
+        print(json.dumps(summary(records.read(arguments.results or RESULTS)), indent=1))
 
 
 def choose(seed: int, data_dir: Path, cache: Path) -> None:
@@ -138,25 +137,20 @@ def choose(seed: int, data_dir: Path, cache: Path) -> None:
             print(json.dumps(row), flush=True)
 
 
-def run_all(arguments: argparse.Namespace) -> None:
-    """What is not on file of the chosen pairs of a part, in a random order, until the time is over."""
+def all_jobs(arguments: argparse.Namespace) -> Iterator[records.Job]:
+    """All runs of the chosen pairs of a part, in a random order."""
     chosen = [row for row in records.read(CHOSEN) if row["chosen"] and row["part"] == arguments.part]
     pairs = [Pair(row["backbone"], row["source"], row["target"], row["shift"]) for row in chosen]
     random.Random(14).shuffle(pairs)
-    end = time.monotonic() + 60.0 * arguments.minutes
-    for draw, pair in itertools.product(range(1, arguments.draws + 1), pairs):
-        for epsilon in arguments.epsilon or EPSILONS:
-            settings = asdict(pair) | {"draw": draw, "epsilon": epsilon}
-            if time.monotonic() > end:
-                return
-            if records.on_file(settings, records.read(arguments.results)):
-                continue
-            origin = team(pair.backbone, pair.source, arguments.data_dir, arguments.cache)
-            held, fresh = hospital(pair.target, pair.shift, draw, arguments.data_dir)
-            row = settings | {"part": pair.part}
-            row |= trained(origin, held, fresh, epsilon=epsilon, delta=_DELTA, seed=draw)
-            records.append(arguments.results, row)
-            print(json.dumps({key: value for key, value in row.items() if key != "finding"}), flush=True)
+    for draw, pair, epsilon in itertools.product(arguments.seeds, pairs, arguments.epsilon or EPSILONS):
+        settings = asdict(pair) | {"draw": draw, "epsilon": epsilon}
+        yield settings, functools.partial(_measured, pair, draw, epsilon, arguments.data_dir, arguments.cache)
+
+
+def _measured(pair: Pair, draw: int, epsilon: float, data_dir: Path, cache: Path) -> records.Row:
+    origin = team(pair.backbone, pair.source, data_dir, cache)
+    held, fresh = hospital(pair.target, pair.shift, draw, data_dir)
+    return {"part": pair.part} | trained(origin, held, fresh, epsilon=epsilon, delta=_DELTA, seed=draw)
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import itertools
 import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,6 @@ def all_cells() -> list[Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     commands = parser.add_subparsers(dest="command", required=True)
     told = commands.add_parser("run")
     told.add_argument("--data-dir", type=Path, required=True)
@@ -82,26 +82,26 @@ def main() -> None:
     told.add_argument("--source", choices=KINDS, action="append", help="only these; by default all")
     told.add_argument("--shift", action="append", help="only these; by default all")
     told.add_argument("--minutes", type=float, default=60.0)
-    commands.add_parser("summary")
+    records.options(told, RESULTS, seeds=SEEDS)
+    records.options(commands.add_parser("summary"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "summary":
-        print(json.dumps(summary(records.read(arguments.results)), indent=1))
+        print(json.dumps(summary(records.read(arguments.results or RESULTS)), indent=1))
         return
     torch.set_num_threads(1)
-    origins: dict[tuple[str, int], Origin] = {}
-    end = time.monotonic() + 60.0 * arguments.minutes
-    for cell in all_cells():
-        if time.monotonic() > end:
-            return
-        wanted = cell.source in (arguments.source or KINDS) and cell.shift in (arguments.shift or [cell.shift])
-        if not wanted or records.on_file(asdict(cell), records.read(arguments.results)):
-            continue
-        place = (cell.source, cell.seed)
-        if place not in origins:
-            origins[place] = load(*place, data_dir=arguments.data_dir, cache=arguments.cache)
-        done = run(cell, origins[place])
-        records.append(arguments.results, done)
-        print(json.dumps({key: value for key, value in done.items() if key != "finding"}), flush=True)
+    origin = functools.cache(functools.partial(load, data_dir=arguments.data_dir, cache=arguments.cache))
+    jobs = [
+        (asdict(cell), functools.partial(_measured, cell, origin))
+        for cell in all_cells()
+        if cell.source in (arguments.source or KINDS)
+        and cell.shift in (arguments.shift or [cell.shift])
+        and cell.seed in arguments.seeds
+    ]
+    records.Rows(RESULTS, arguments.results).run(jobs, minutes=arguments.minutes)
+
+
+def _measured(cell: Cell, origin: Callable[[str, int], Origin]) -> records.Row:
+    return run(cell, origin(cell.source, cell.seed))
 
 
 def run(cell: Cell, origin: Origin) -> dict[str, Any]:

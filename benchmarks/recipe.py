@@ -1,7 +1,7 @@
-"""How the default recipe of replayed releases was chosen without a label of the target; writes docs/ml-team/recipe.md.
+"""How the default recipe of replayed releases was chosen without a label of the target (docs/studies.md).
 
     python -m benchmarks.recipe run --data-dir ../shared/data        # what is not on file yet
-    python -m benchmarks.recipe write
+    python -m benchmarks.recipe summary
 
 The recipes are compared on targets whose labels are public, for the same sources: scikit-learn's digits brought to
 28 x 28 (a third way of writing digits, a natural shift), and held-out source images behind a random warp, contrast,
@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
+import functools
+import itertools
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from benchmarks import local
 from benchmarks.digits import DELTA, SOURCE_EPOCHS
-from benchmarks.records import append, on_file, read
+from benchmarks.records import Job, Row, Rows, options, read
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled, Task, load_task
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.experiments.file import read_experiment
-from dpswd.public_client.experiments.start import train_source_model
+from dpswd.public_client.experiments.start import SourceModel, train_source_model
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
 from dpswd.public_client.replay.delivery import tune
@@ -37,7 +40,6 @@ from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
 
 RESULTS = Path(__file__).parent / "results" / "recipe.json"
-PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "recipe.md"
 RECORDS = {"mnist-usps": 7_291, "usps-mnist": 60_000}
 EPSILONS = {"mnist-usps": 0.5, "usps-mnist": 0.1}
 _HELD_OUT = 2_000
@@ -68,70 +70,69 @@ RECIPES = {
     "small": Recipe("small warps, 600 steps", _SMALL, 600),
     "elastic": Recipe("small warps and elastic fields, 600 steps", _ELASTIC, 600),
     "full": Recipe("and stroke and gamma of each image, 600 steps", VARIATION, 600),
-    "default": Recipe("the same, 1,500 steps (the default)", VARIATION, 1500),
-    "unfitted": Recipe("the default without a release (the control)", VARIATION, 1500, fitted=False),
+    "default": Recipe("the same, 1,500 steps (as `--method replay` does)", VARIATION, 1500),
+    "unfitted": Recipe("the same without a release (the control)", VARIATION, 1500, fitted=False),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="trains what is not on file yet, then writes the page")
+    run = commands.add_parser("run", help="measures, and compares with what is on file")
     run.add_argument("--data-dir", type=Path, default=None, help="folder with mnist.npz and usps16.npz; or OpenML")
     run.add_argument("--tasks", default="usps-mnist,mnist-usps")
     run.add_argument("--proxies", default="digits,made-0")
     run.add_argument("--recipes", default=",".join(RECIPES))
-    run.add_argument("--seeds", default="0")
-    commands.add_parser("write", help="writes the page from what is on file")
+    options(run, RESULTS, seeds=(0,))
+    options(commands.add_parser("summary", help="the table of what is on file"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "run":
         torch.set_num_threads(1)
-        for seed in (int(seed) for seed in arguments.seeds.split(",")):
-            for name in arguments.tasks.split(","):
-                _compare(name, seed, arguments)
-    PAGE.write_text(page(read(RESULTS)), encoding="utf-8")
-
-
-def _compare(name: str, seed: int, arguments: argparse.Namespace) -> None:
-    wanted = [
-        {"task": name, "proxy": proxy, "recipe": recipe, "seed": seed, "epsilon": EPSILONS[name]}
-        for proxy in arguments.proxies.split(",")
-        for recipe in arguments.recipes.split(",")
-    ]
-    wanted = [settings for settings in wanted if not on_file(settings, read(RESULTS))]
-    if not wanted:
+        for seed, name in itertools.product(arguments.seeds, arguments.tasks.split(",")):
+            Rows(RESULTS, arguments.results).run(_jobs(name, seed, arguments))
         return
+    print(table(read(arguments.results or RESULTS)))
+
+
+def _jobs(name: str, seed: int, arguments: argparse.Namespace) -> Iterator[Job]:
     everything = load_task(name, data_dir=arguments.data_dir).source
     order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))
     held, kept = order[:_HELD_OUT], order[_HELD_OUT:]
-    source = everything.part(kept)
-    training = read_experiment(None, {"device": "cpu", "source.epochs": SOURCE_EPOCHS[name]})
-    task = Task(name, source=source, target=everything.part(held))
-    model = train_source_model(training, task, seed=seed, progress=False)
-    source = source.part(slice(replay.MOST_RECORDS))
-    for proxy in dict.fromkeys(settings["proxy"] for settings in wanted):
-        target = _target(proxy, task.target)
-        extractor = copy.deepcopy(model.extractor).requires_grad_(False)
-        fitted: Fitted | None = None
-        for settings in [settings for settings in wanted if settings["proxy"] == proxy]:
-            recipe = RECIPES[settings["recipe"]]
-            if recipe.fitted and fitted is None:
-                fitted = local.fitted(
-                    extractor, source, target.images,
-                    epsilon=EPSILONS[name], delta=DELTA, seed=seed, records=RECORDS[name],
-                )  # fmt: skip
-            view = fitted.view if recipe.fitted and fitted is not None else view_for(source.images, torch.ones(2, 1))
-            assert isinstance(view, ImageView)
-            view.variation = recipe.variation
-            with reporting("", recipe.steps, shown=False) as bar:
-                tuned = tune(
-                    extractor, model.classifier, view, source,
-                    steps=recipe.steps, generator=torch.Generator().manual_seed(seed), bar=bar,
-                )  # fmt: skip
-            before = accuracy(model.extractor, model.classifier, target)
-            figures = {"accuracy": accuracy(*tuned, target), "source_only": before}
-            append(RESULTS, settings | figures)
-            print(json.dumps(settings | figures), flush=True)
+    task = Task(name, source=everything.part(kept), target=everything.part(held))
+    source = task.source.part(slice(replay.MOST_RECORDS))
+
+    @functools.cache
+    def team() -> SourceModel:
+        training = read_experiment(None, {"device": "cpu", "source.epochs": SOURCE_EPOCHS[name]})
+        return train_source_model(training, task, seed=seed, progress=False)
+
+    @functools.cache
+    def frozen() -> nn.Module:
+        return copy.deepcopy(team().extractor).requires_grad_(False)
+
+    @functools.cache
+    def found(proxy: str) -> Fitted:
+        return local.fitted(
+            frozen(), source, _target(proxy, task.target).images,
+            epsilon=EPSILONS[name], delta=DELTA, seed=seed, records=RECORDS[name],
+        )  # fmt: skip
+
+    def measured(proxy: str, recipe: Recipe) -> Row:
+        view = found(proxy).view if recipe.fitted else view_for(source.images, torch.ones(2, 1))
+        assert isinstance(view, ImageView)
+        view.variation = recipe.variation
+        model, target = team(), _target(proxy, task.target)
+        with reporting("", recipe.steps, shown=False) as bar:
+            tuned = tune(
+                frozen(), model.classifier, view, source,
+                steps=recipe.steps, generator=torch.Generator().manual_seed(seed), bar=bar,
+            )  # fmt: skip
+        before = accuracy(model.extractor, model.classifier, target)
+        return {"accuracy": accuracy(*tuned, target), "source_only": before}
+
+    for proxy, recipe in itertools.product(arguments.proxies.split(","), arguments.recipes.split(",")):
+        settings = {"task": name, "proxy": proxy, "recipe": recipe, "seed": seed, "epsilon": EPSILONS[name]}
+        yield settings, functools.partial(measured, proxy, RECIPES[recipe])
 
 
 def _target(proxy: str, held_out: Labelled) -> Labelled:
@@ -166,13 +167,8 @@ def _made(held_out: Labelled, *, seed: int) -> Labelled:
     return Labelled(images.clamp(-1.0, 1.0), held_out.labels[chosen])
 
 
-def page(runs: list[dict[str, Any]]) -> str:
-    """docs/ml-team/recipe.md: what was tried and why the default is what it is."""
-    text = (Path(__file__).parent / "recipe.txt").read_text(encoding="utf-8")
-    return text.replace("{table}", _table(runs))
-
-
-def _table(runs: list[dict[str, Any]]) -> str:
+def table(runs: list[dict[str, Any]]) -> str:
+    """Each recipe on each kind of target."""
     columns = sorted({(run["task"], run["proxy"]) for run in runs})
     heads = [f"{task.upper().split('-')[0]} to {proxy}, epsilon {EPSILONS[task]}" for task, proxy in columns]
     lines = ["| recipe | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]

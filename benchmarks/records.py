@@ -1,32 +1,147 @@
-"""Results of benchmarks on file: every finished run is written at once, so that a stopped benchmark goes on."""
+"""Figures of a benchmark: those on file, and those measured now beside them.
+
+Every benchmark with figures on file takes ``--seeds`` and ``--results`` from `options`. A run measures anew and writes
+to a file of its own (`MEASURED`, which git ignores), cell by cell, so that a stopped benchmark goes on; each figure is
+printed beside the one on file. Files of the repository are written where they are named, and not else.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+MEASURED = Path("measured")
+Row = dict[str, Any]
+Job = tuple[Row, Callable[[], Row | None]]
+"""Settings of a run, and what measures it."""
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The runs on file, none if there is no file."""
-    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+def read(path: Path) -> list[Row]:
+    """The runs on file, none if there is no file; one a line where its name ends with .jsonl."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines()]
+    runs: list[Row] = json.loads(text)
     return runs
 
 
-def on_file(settings: dict[str, Any], runs: Sequence[dict[str, Any]]) -> bool:
+def on_file(settings: Mapping[str, Any], runs: Sequence[Row]) -> bool:
     """Whether a run with these settings is there."""
     return any(all(run.get(name) == value for name, value in settings.items()) for run in runs)
 
 
-def append(path: Path, run: dict[str, Any]) -> None:
+def append(path: Path, run: Row) -> None:
     """Adds one run; the file is replaced as a whole, so a kill leaves the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [*read(path), run]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
     fresh = path.with_suffix(f".{os.getpid()}.tmp")
-    fresh.write_text(json.dumps([*read(path), run], indent=1) + "\n", encoding="utf-8")
+    fresh.write_text(lines if path.suffix == ".jsonl" else json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     fresh.replace(path)
+
+
+def options(parser: argparse.ArgumentParser, stored: Path, *, seeds: Sequence[int] | None = None) -> None:
+    """What every benchmark with figures on file takes.
+
+    Args:
+        parser: of `run`, or of the whole.
+        stored: its file in the repository.
+        seeds: that are run if none are named; None where the benchmark has no seeds.
+    """
+    own = MEASURED / stored.name
+    parser.add_argument(
+        "--results", type=Path, default=None,
+        help=f"run: the file to write, {own} if not given; its rows are not run again. Else: the file to read",
+    )  # fmt: skip
+    if seeds is not None:
+        usual = ",".join(map(str, seeds))
+        parser.add_argument("--seeds", type=numbers, default=tuple(seeds), help=f"with commas; {usual} if not given")
+
+
+def numbers(words: str) -> tuple[int, ...]:
+    """Of a list with commas."""
+    return tuple(int(word) for word in words.split(","))
+
+
+class Rows:
+    """Runs that are measured now, beside those on file.
+
+    Args:
+        stored: the file in the repository.
+        results: the file to write; None for the usual one.
+    """
+
+    def __init__(self, stored: Path, results: Path | None = None) -> None:
+        self.path = results or MEASURED / stored.name
+        self._stored = read(stored)
+
+    def run(self, jobs: Iterable[Job], *, minutes: float | None = None) -> None:
+        """Measures what the file written to does not hold, and says how many are left and how long they take.
+
+        Args:
+            jobs: settings of each run, and what measures it; None of what cannot be measured.
+            minutes: no run is begun after these.
+        """
+        held = read(self.path)
+        left = [(settings, measured) for settings, measured in jobs if not on_file(settings, held)]
+        took = [_seconds(row) for settings, _ in left for row in self._stored if on_file(settings, [row])]
+        known = f"; those on file took {_minutes(sum(took))}" if any(took) else ""
+        print(f"{len(left)} runs, written to {self.path}{known}", flush=True)
+        begun = time.monotonic()
+        for number, (settings, measured) in enumerate(left):
+            since = time.monotonic() - begun
+            if minutes is not None and since > 60.0 * minutes:
+                return
+            rest = f", about {_minutes(since / number * (len(left) - number))} left" if number else ""
+            print(f"run {number + 1} of {len(left)}{rest}", flush=True)
+            figures = measured()
+            if figures is not None:
+                self._add(settings, figures)
+
+    def _add(self, settings: Row, figures: Row) -> None:
+        append(self.path, settings | figures)
+        print(json.dumps(settings | figures), flush=True)
+        for row in self._stored:
+            if on_file(settings, [row]):
+                before, now = _flat(row), _flat(figures)
+                told = (f"{name} {now[name]:.4g} (on file {before[name]:.4g})" for name in now if name in before)
+                print(f"  {', '.join(told)}", flush=True)
+                return
+
+
+def written(page: str, path: Path | None) -> None:
+    """Writes a page where it is named, and prints it else."""
+    if path is None:
+        print(page)
+    else:
+        path.write_text(page, encoding="utf-8")
+
+
+def _flat(row: Row, within: str = "") -> dict[str, float]:
+    """Numbers of a run by their path."""
+    found: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{within}{name} ")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"{within}{name}"] = float(value)
+    return found
+
+
+def _seconds(row: Row) -> float:
+    return float(row.get("seconds", 0.0))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60.0:.0f} min" if seconds >= 60.0 else f"{seconds:.0f} s"
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:

@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 0.1])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--write", type=Path, default=None, help="a JSON file for the figures")
+    parser.add_argument("--results", type=Path, default=None, help="a JSON file for the figures; printed beside")
     chosen = parser.parse_args()
     figures = {
         "command": f"python -m benchmarks.sampling_cost --records {' '.join(map(str, chosen.records))} "
@@ -208,8 +208,8 @@ def main() -> None:
     }
     text = json.dumps(figures, indent=1)
     print(text)
-    if chosen.write is not None:
-        chosen.write.write_text(text + "\n")
+    if chosen.results is not None:
+        chosen.results.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time, memory and bytes of one step of each mechanism: ``python -m benchmarks.scale [--write docs/scale.md]``.
+"""Time, memory and bytes of one step of each mechanism: ``python -m benchmarks.scale run``, and `write`.
 
 Steps are computed as a curator computes them, on made records, without the network, the ledger and the worker process
 (docs/reference/step-cost.md and worker-cost.md have those). Records have d values and the extractor is the identity, or
@@ -7,12 +7,13 @@ forked from one that has loaded everything; memory is its peak above what it beg
 
 A cell is measured where its work is small enough; what is larger is extrapolated from the largest cell of its row that
 was measured (in proportion to the records of a step) and printed in italics. Bytes are those of the reply, exactly.
-Measurements are kept in benchmarks/results/scale.jsonl; a run goes on where the last one stopped.
+A run goes on where the last one stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Rows, options, read
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
@@ -55,7 +57,7 @@ RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")
 CLASSES, DIRECTIONS, COEFFICIENTS = 10, 200, 3
 MEASURED_VALUES = 1 << 23  # records of a step times the wider of d and k: what is measured
-SHOWN = (10**3, 10**4, 10**6, 10**8)
+PRINTED, LARGEST = 10**6, 10**8
 DIMENSIONS = (64, 512, 2048, 8192)
 LIMITS = Limits()
 
@@ -204,7 +206,7 @@ def cells() -> list[tuple[Row, int, int]]:
     found = []
     for row in ROWS:
         for dimension in DIMENSIONS:
-            largest = min(measurable(row, dimension), row.batch or SHOWN[-1])
+            largest = min(measurable(row, dimension), row.batch or LARGEST)
             found += [(row, records, dimension) for records in sorted({min(1000, largest), largest})]
     for _, row, records, dimension in PAPER:
         small = 0 < row.batch <= 256  # the paper's own batch is measured as it is
@@ -216,9 +218,8 @@ def key(row: Row, records: int, dimension: int) -> str:
     return f"{row.mechanism} {row.declare(dimension)!r} {sampled(row, records, dimension)} {dimension}"
 
 
-def known() -> dict[str, dict[str, float]]:
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {line["key"]: line for line in map(json.loads, lines)}
+def known(path: Path) -> dict[str, dict[str, float]]:
+    return {row["key"]: row for row in read(path)}
 
 
 def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, float]]) -> str:
@@ -241,30 +242,16 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
     return f"*{_seconds(own['seconds'] * factor)}, {_bytes(memory)}*"
 
 
-def page() -> str:
+def page(found: dict[str, dict[str, float]]) -> str:
     """The tables."""
-    found = known()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
-    lines = [f"Machine: {machine}; other work ran beside, so that times are upper ends."]
-    lines += ["Shortest of three; *in italics: extrapolated*, in proportion to n, and so is what lies between.", ""]
-    for dimension in DIMENSIONS:
-        lines += [f"**d = {dimension}**: seconds and memory of one step, bytes of its reply", ""]
-        lines += ["| | " + " | ".join(f"n = 10^{len(str(n)) - 1}" for n in SHOWN) + " | bytes at n = 10^6 |"]
-        lines += ["|---|" + "---|" * (len(SHOWN) + 1)]
-        for row in ROWS:
-            if 0 < row.batch < MOST:
-                continue
-            texts = [cell(row, records, dimension, found) for records in SHOWN]
-            lines.append(f"| {row.title} | " + " | ".join(texts) + f" | {reply_bytes(row, 10**6, dimension)} |")
-        lines.append("")
-    lines += ["**Steps of a fixed sample**, whatever n is: seconds, memory, bytes of the reply", ""]
-    lines += [
-        "| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |",
-        "|---|" + "---|" * len(DIMENSIONS),
-    ]
-    for row in (row for row in ROWS if 0 < row.batch < MOST):
-        texts = [f"{cell(row, 10**6, d, found)}, {reply_bytes(row, 10**6, d)}" for d in DIMENSIONS]
-        lines.append(f"| {row.title} | " + " | ".join(texts) + " |")
+    lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^6: seconds, memory and bytes of"]
+    lines += ["the reply, shortest of three; *in italics: extrapolated* from a smaller n, in proportion.", ""]
+    lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |"]
+    lines += ["|---|" + "---|" * len(DIMENSIONS)]
+    for row in ROWS:
+        texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in DIMENSIONS]
+        lines.append(f"| {row.title} | " + " | ".join(text.removesuffix(", refused") for text in texts) + " |")
     lines += ["", "**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
     for title, row, records, dimension in PAPER:
         lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
@@ -312,27 +299,28 @@ def _bytes(value: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, default=None, help="a page whose marked part is replaced")
+    parser.add_argument("command", choices=("run", "write"))
+    parser.add_argument("--page", type=Path, default=None, help="a page whose marked part is replaced")
+    options(parser, RESULTS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     SystemNoise().grid_gaussian((1,), sigma=1.0, step=2.0**-11)  # the table, once for all processes
-    for row, records, dimension in cells():
-        name = key(row, records, dimension)
-        if name in known():
-            continue
-        try:
-            figures = measured(row, records, dimension)
-        except Refused:
-            continue
-        with RESULTS.open("a") as file:
-            file.write(
-                json.dumps({"key": name, "title": row.title, "records": records, "d": dimension, **figures}) + "\n"
-            )
-    text = page()
-    print(text)
-    if chosen.write is not None:
-        before, rest = chosen.write.read_text().split(MARK[0])
-        chosen.write.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
+    if chosen.command == "run":
+        Rows(RESULTS, chosen.results).run(({"key": key(*cell)}, functools.partial(_figures, *cell)) for cell in cells())
+        return
+    text = page(known(chosen.results or RESULTS))
+    if chosen.page is None:
+        print(text)
+    else:
+        before, rest = chosen.page.read_text().split(MARK[0])
+        chosen.page.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
+
+
+def _figures(row: Row, count: int, dimension: int) -> dict[str, Any] | None:
+    try:
+        return {"title": row.title, "records": count, "d": dimension, **measured(row, count, dimension)}
+    except Refused:
+        return None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Natural sites: a model of a pooled source, corrected at every other site by `recalibrate`.
 
-    python -m benchmarks.sites run --data-dir ../shared/data [--seeds 5] [--results FILE]   # what is not on file yet
+    python -m benchmarks.sites run --data-dir ../shared/data [--seeds 0,1] [--results FILE]
     python -m benchmarks.sites summary [--results FILE] [--format json]
 
 Three tables, which lie in the folder: the International Stroke Trial (source: the UK, sites: countries), thyroid
@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,27 +183,24 @@ def delivered(task: Dealt, site: str, *, epsilon: float, seed: int) -> tuple[dic
     return measured(chance / chance.sum(axis=1, keepdims=True), labels), told
 
 
-def run(folder: Path, results: Path, seeds: int) -> None:
-    """Adds the site-runs that are not on file, one by one."""
+def jobs(folder: Path, seeds: Sequence[int]) -> Iterator[records.Job]:
+    """All site-runs."""
     for table in TABLES:
         task = dealt(table, folder)
         for site, (values, labels) in task.sites.items():
-            own = functools.cache(lambda values=values, labels=labels: own_labels(values, labels))
-            with torch.no_grad():
-                before = measured(torch.softmax(task.start(torch.from_numpy(values)).double(), 1).numpy(), labels)
-            for epsilon in EPSILONS:
-                for seed in range(seeds):
-                    which = {"table": table.name, "site": site, "epsilon": epsilon, "seed": seed}
-                    if records.on_file(which, records.read(results)):
-                        continue
-                    after, told = delivered(task, site, epsilon=epsilon, seed=seed)
-                    found = {"records": len(labels), "source": before, "delivered": after, "own_labels": own()} | told
-                    records.append(results, which | found)
-                    fall = before["log_loss"] - after["log_loss"]
-                    words = f"log-loss {before['log_loss']:.4f} -> {after['log_loss']:.4f} ({fall:+.4f})"
-                    print(
-                        f"{table.name} {site} epsilon {epsilon:g} seed {seed}: {words}; {told['outcome']}", flush=True
-                    )
+            own = functools.cache(functools.partial(own_labels, values, labels))
+            for epsilon, seed in itertools.product(EPSILONS, seeds):
+                which = {"table": table.name, "site": site, "epsilon": epsilon, "seed": seed}
+                yield which, functools.partial(site_run, task, site, own, epsilon=epsilon, seed=seed)
+
+
+def site_run(task: Dealt, site: str, own: Callable[[], dict[str, float]], *, epsilon: float, seed: int) -> records.Row:
+    """The team's model, what is delivered, and the site's own labels."""
+    values, labels = task.sites[site]
+    with torch.no_grad():
+        before = measured(torch.softmax(task.start(torch.from_numpy(values)).double(), 1).numpy(), labels)
+    after, told = delivered(task, site, epsilon=epsilon, seed=seed)
+    return {"records": len(labels), "source": before, "delivered": after, "own_labels": own()} | told
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -236,14 +234,18 @@ def _means(runs: Sequence[dict[str, Any]], kind: str, *, by_record: bool = False
 
 def lines(told: dict[str, Any]) -> Iterator[str]:
     """The summary as a table."""
-    yield "| table, epsilon | | accuracy | log-loss | AUC | calibration error |"
+    yield "| table | | accuracy | log-loss | AUC | calibration error |"
     yield "|---|---|---|---|---|---|"
+    tables: dict[str, dict[str, Any]] = {}
     for key, own in told.items():
-        if not isinstance(own, dict):
-            continue
-        for kind, of in (("team's model", own["source"]), ("delivered", own), ("own labels", own["own_labels"])):
+        if isinstance(own, dict):
+            name, epsilon = key.rsplit(" ", 1)
+            tables.setdefault(name, {"team's model": own["source"]})[f"delivered, epsilon {epsilon}"] = own
+            tables[name]["own labels"] = tables[name].pop("own labels", own["own_labels"])  # the last row
+    for name, rows in tables.items():
+        for kind, of in rows.items():
             numbers = f"{of['accuracy']:.1f} | {of['log_loss']:.3f} | {of['auc']:.1f} | {of['calibration_error']:.3f}"
-            yield f"| {key} | {kind} | {numbers} |"
+            yield f"| {name} | {kind} | {numbers} |"
     share, worst = 100.0 * told["share_worse"], told["worst"]
     yield f"\n{told['site_runs']} site-runs; {share:.1f}% worse by more than {WORSE:g}, the worst by {worst:+.4f}"
 
@@ -253,14 +255,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Recalibration at natural sites", allow_abbrev=False)
     parser.add_argument("command", choices=("run", "summary"))
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    records.options(parser, RESULTS, seeds=range(SEEDS))
     parser.add_argument("--format", choices=("text", "json"), default="text")
     asked = parser.parse_args()
     if asked.command == "run":
-        run(asked.data_dir, asked.results, asked.seeds)
+        records.Rows(RESULTS, asked.results).run(jobs(asked.data_dir, asked.seeds))
         return
-    told = summary(records.read(asked.results))
+    told = summary(records.read(asked.results or RESULTS))
     print(json.dumps(told, indent=1) if asked.format == "json" else "\n".join(lines(told)))
 
 

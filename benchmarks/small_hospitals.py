@@ -1,9 +1,7 @@
 """How far one small release carries: the hospital of `docker compose up`, many times.
 
-Writes docs/ml-team/small-hospitals.md.
-
     python -m benchmarks.small_hospitals run     # what is not on file yet
-    python -m benchmarks.small_hospitals write
+    python -m benchmarks.small_hospitals summary
 
 898 records of scikit-learn's digits behind a turn, smaller and paler, and the default recipe: one full-batch release,
 replayed. The source-trained model is the same each time; what differs is the release's noise, its directions, the
@@ -13,14 +11,17 @@ view's random starts and the tuning's draws. Releases are made in this process (
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.local import delivered, fitted
-from benchmarks.records import append, mean_and_deviation, on_file, read
+from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read
 from benchmarks.vectors import tuned
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import load_task
@@ -29,7 +30,6 @@ from dpswd.public_client.experiments.start import train_source_model
 from dpswd.public_client.replay.views import view_for
 
 RESULTS = Path(__file__).parent / "results" / "small-hospitals.json"
-PAGE = Path(__file__).parents[1] / "docs" / "ml-team" / "small-hospitals.md"
 EPSILONS = (1.0, 2.0, 4.0)
 DELTA = 1e-5
 _EPOCHS = 65  # the default's 900 updates
@@ -37,41 +37,42 @@ _EPOCHS = 65  # the default's 900 updates
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "write"))
-    parser.add_argument("--releases", type=int, default=20)
+    parser.add_argument("command", choices=("run", "summary"))
+    options(parser, RESULTS, seeds=range(20))  # of releases
     arguments = parser.parse_args()
     if arguments.command == "run":
         torch.set_num_threads(1)
-        _run(arguments.releases)
-    PAGE.write_text(page(read(RESULTS)), encoding="utf-8")
+        Rows(RESULTS, arguments.results).run(_jobs(arguments.seeds))
+        return
+    print(table(read(arguments.results or RESULTS)))
 
 
-def _run(releases: int) -> None:
+def _jobs(releases: Sequence[int]) -> Iterator[Job]:
     task = load_task("digits")
     training = read_experiment(None, {"device": "cpu", "source.epochs": _EPOCHS, "source.batch_size": 128})
     model = train_source_model(training, task, seed=0, progress=False)
     extractor = model.extractor.requires_grad_(False)
-    if not on_file({"epsilon": None}, read(RESULTS)):
+
+    def control() -> Row:
         still = view_for(task.source.images, torch.ones(2, 1))
         before = accuracy(extractor, model.classifier, task.target)
         without = accuracy(*tuned(extractor, model.classifier, still, task.source, 0), task.target)
-        records = len(task.target)
-        append(RESULTS, {"epsilon": None, "accuracy": without, "source_only": before, "records": records})
-    for epsilon in EPSILONS:
-        for release in range(releases):
-            settings = {"epsilon": epsilon, "release": release}
-            if on_file(settings, read(RESULTS)):
-                continue
-            fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
-            generator = torch.Generator().manual_seed(release)
-            given = delivered(extractor, model.classifier, fit, task.source, seed=release, generator=generator)
-            found = accuracy(given.extractor, given.classifier, task.target)
-            append(RESULTS, settings | {"accuracy": found, "outcome": given.outcome, "reason": given.reason})
-            print(settings, given.outcome, f"{found:.1f}", flush=True)
+        return {"accuracy": without, "source_only": before, "records": len(task.target)}
+
+    def released(epsilon: float, release: int) -> Row:
+        fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
+        generator = torch.Generator().manual_seed(release)
+        given = delivered(extractor, model.classifier, fit, task.source, seed=release, generator=generator)
+        found = accuracy(given.extractor, given.classifier, task.target)
+        return {"accuracy": found, "outcome": given.outcome, "reason": given.reason}
+
+    yield {"epsilon": None}, control
+    for epsilon, release in itertools.product(EPSILONS, releases):
+        yield {"epsilon": epsilon, "release": release}, functools.partial(released, epsilon, release)
 
 
-def page(runs: list[dict[str, Any]]) -> str:
-    """docs/ml-team/small-hospitals.md."""
+def table(runs: list[dict[str, Any]]) -> str:
+    """Each epsilon's spread, beside what no release reaches."""
     control = next(run for run in runs if run["epsilon"] is None)
     lines = ["| epsilon | mean and deviation | median | worst tenth | lowest | below no release | kept |"]
     lines += ["|---" * 7 + "|", f"| no release | {control['accuracy']:.1f} (one run) | | | | | |"]
@@ -85,13 +86,7 @@ def page(runs: list[dict[str, Any]]) -> str:
         below = sum(value < control["accuracy"] for value in found)
         usual = f"{mean_and_deviation(found)} | {statistics.median(found):.1f}"
         lines.append(f"| {epsilon:g} | {usual} | {worst:.1f} | {found[0]:.1f} | {below} of {len(found)} | {kept} |")
-    text = (Path(__file__).parent / "small_hospitals.txt").read_text(encoding="utf-8")
-    return text.format(
-        records=control["records"],
-        runs=sum(run["epsilon"] == EPSILONS[0] for run in runs),
-        table="\n".join(lines),
-        source_only=control["source_only"],
-    )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

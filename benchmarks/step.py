@@ -275,26 +275,21 @@ def memory(steps: int) -> list[str]:
 
 _HEAD = """# What the service costs around a step
 
-Written by `{command}`.
-
 The papers' LeNet-like extractor (d = 320) and one of a million parameters (d = 932), random records of 28 x 28,
-{directions} directions, loopback, mutual TLS, worker process, SQLite ledger on disk. Machine: {machine}
-at the start.
+{directions} directions, loopback, mutual TLS, worker process, SQLite ledger on disk; {machine}
+at the start (`{command}`).
 """
 
 _SAID = {
     "Time": """\
-Medians, remote steps and function calls in turn. Reply times are not padded (`limits.reply_quantum_ms = 0`): the beat
-that a hospital keeps is a choice and no cost of the service. What surrounds a step, and shows in the smallest, are two
-durable transactions of the ledger with the witness beside it, gRPC with TLS, the receipt, authentication and admission,
-and the way to the worker. The directions are drawn while it extracts.""",
+Medians, in turn, reply times not padded. What surrounds a step are two durable transactions of the ledger with the
+witness, gRPC with TLS, the receipt, authentication, admission, and the way to the worker.""",
     "Bytes": """\
-TCP payload in both directions, TLS and HTTP/2 included; source features were uploaded beforehand. Information is
-counted as 16 bits for each released value. A full batch's coefficients travel in 24, since their public bound grows
-with sqrt(b): 1,800 B; the rest of that step, one for a whole training, is the signed receipt and headers.""",
+TCP payload in both directions, TLS and HTTP/2 included. Information is 16 bits for each released value; a full batch's
+coefficients travel in 24, and the rest of that step, one for a whole training, is the signed receipt and headers.""",
     "Eight clients": """\
-Quantiles of batches of 128, with the default padding (`auto`). A client's own work between two steps is done on a
-machine of its own, so here it is a sleep. Without any, eight clients ask for more than two cores can compute.""",
+Quantiles of batches of 128, padded (`auto`). A client's own work between two steps is a sleep; without any, eight
+clients ask for more than two cores can compute.""",
 }
 
 

@@ -183,13 +183,11 @@ def main() -> None:
         load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
         text = (
             "# What the worker process costs\n\n"
-            f"Written by `python -m benchmarks.worker --steps {arguments.steps} --write {arguments.write}`: medians of "
-            f"the wall clock, and means of CPU time (curator and worker together), over {arguments.steps} steps "
-            "of each kind. They are asked in turn from two curators that differ in `compute.isolation` alone: the "
-            "papers' LeNet-like extractor, random records of 28 x 28, 200 directions, no padding of reply times, "
-            "loopback. Machine: "
-            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average at the end {load} "
-            "(other work ran beside).\n\n"
+            f"Medians of the wall clock, and means of CPU time (curator and worker together), over {arguments.steps} "
+            "steps, asked in turn from two curators that differ in `compute.isolation` alone. The papers' LeNet-like "
+            "extractor, random records of 28 x 28, 200 directions, no padding, loopback; "
+            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average {load} "
+            "(`python -m benchmarks.worker`).\n\n"
         )
         arguments.write.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from dpswd.public_client.extractor import calls, modules
 from dpswd.shared.sandbox import graph
 from dpswd.shared.sandbox.attributes import MAX_EXTENT, MAX_WINDOW
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
@@ -12,22 +11,9 @@ from dpswd.shared.sandbox.weights import MAX_HEADER_BYTES
 
 
 def vocabulary_table() -> str:
-    """Every operation: its name in a graph, how it is written in a module, its attributes."""
-    lines = ["| operation | written as | attributes |", "|---|---|---|"]
-    for operation in VOCABULARY.values():
-        attributes = ", ".join(f"`{name}`" for name in operation.attributes) or "none"
-        lines.append(f"| `{operation.name}` | {operation.about} | {attributes} |")
-    return "\n".join(lines)
-
-
-def refusal_table() -> str:
-    """Well-known layers and functions outside the vocabulary, and what to use in their place."""
-    lines = ["| refused | instead |", "|---|---|"]
-    grouped: dict[str, list[str]] = {}
-    for prefix, table in (("nn.", modules.INSTEAD), ("", calls.INSTEAD)):
-        for name, instead in table.items():
-            grouped.setdefault(instead, []).append(f"`{prefix}{name}`")
-    lines += [f"| {', '.join(names)} | {instead} |" for instead, names in grouped.items()]
+    """Every operation: its name in a graph, and how it is written in a module."""
+    lines = ["| operation | written as |", "|---|---|"]
+    lines += [f"| `{operation.name}` | {operation.about} |" for operation in VOCABULARY.values()]
     return "\n".join(lines)
 
 
@@ -51,4 +37,4 @@ def limit_table() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n\n".join((vocabulary_table(), refusal_table(), limit_table())) + "\n")
+    sys.stdout.write("\n\n".join((vocabulary_table(), limit_table())) + "\n")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that `make demo` and `make test` use: CPU torch unless a GPU is there, everything
-# else from requirements.lock with hashes, then this project itself, editable.
+# Makes the virtual environment that `make demo` and `make test` use: what builds, torch and everything else from locks
+# with hashes, then this project itself, editable. CPU torch unless a GPU is there.
 #
 #   PYTHON       the interpreter, 3.11 or newer (default python3)
 #   TORCH_INDEX  a package index that holds CPU builds of torch, where pip's own configuration names none
@@ -8,7 +8,6 @@ set -euo pipefail
 
 venv=${1:?usage: set-up.sh VENV}
 python=${PYTHON:-python3}
-torch_version=2.13.0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
@@ -37,21 +36,20 @@ fi
 quiet() { "$@" >"$log" 2>&1 || { cat "$log" >&2; fail "this failed: $*"; }; }
 pip() { quiet "$venv/bin/python" -m pip --disable-pip-version-check install --quiet "$@"; }
 
-if ! "$venv/bin/python" -c "import torch; assert torch.__version__.split('+')[0] == '$torch_version'" 2>/dev/null; then
-  index=()
-  [ -n "${TORCH_INDEX:-}" ] && index=(--extra-index-url "$TORCH_INDEX")
-  if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    say "a GPU is there: installing torch $torch_version with CUDA"
-    pip "${index[@]}" "torch==$torch_version"
-  else
-    say "no GPU: installing torch $torch_version for CPU"
-    # pip takes the CPU build where one is configured; elsewhere the index's default build also runs on a CPU.
-    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet "${index[@]}" "torch==$torch_version+cpu" \
-      >"$log" 2>&1 || pip "${index[@]}" "torch==$torch_version"
-  fi
-fi
+locked() { pip --no-deps --require-hashes --no-build-isolation "$@"; }
 
+say "installing what builds"
+locked -r deploy/build.lock
+index=()
+[ -n "${TORCH_INDEX:-}" ] && index=(--index-url "$TORCH_INDEX") # that one alone
+if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  say "a GPU is there: installing torch with CUDA"
+  locked -r deploy/torch-cuda.lock
+elif ! (locked "${index[@]}" -r deploy/torch-cpu.lock) 2>/dev/null; then
+  say "no index has torch for CPU alone: installing it with CUDA, which also runs on a CPU"
+  locked -r deploy/torch-cuda.lock
+fi
 say "installing the locked dependencies"
-pip --no-deps --require-hashes -r requirements.lock
+locked -r requirements.lock
 say "installing dpswd"
 pip --no-deps --no-build-isolation --editable .

@@ -286,10 +286,10 @@ def markdown(tree: type[SettingsTree]) -> str:
     for name, group in _groups(tree):
         rows = [row for row in settings_of(tree) if row.name.startswith(f"{name}.")]
         lines += [f"### `[{name}]`", "", inspect.getdoc(group) or "", ""]
-        lines += ["| setting | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
+        lines += ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
         for row in rows:
             default = "*required*" if row.required else f"`{row.default}`"
-            cells = (f"`{row.name}`", default, row.unit, row.allowed, row.description)
+            cells = (f"`{row.name}`", default, f"{row.allowed} {row.unit}".rstrip(), row.description)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -45,3 +46,12 @@ def made_home(
             made.authority.write_credentials(issued, directory / folder, key_pem=key)
             ledger.add_client(name, issued.fingerprint)
     return made
+
+
+def copied_home(made: HomeDirectory, path: Path, *, operator: str | None = None) -> HomeDirectory:
+    """A copy of a home, which may act in its own place because somebody has said so."""
+    shutil.copytree(made.path, path)
+    copy = HomeDirectory(path, operator=operator)
+    with copy.open_ledger(here=False) as ledger:
+        ledger.move(reason="a test's own copy")
+    return copy

@@ -35,27 +35,35 @@ MAPS = (
 
 
 def write(path: Path) -> None:
-    """Compute the maps and write the page."""
-    page = [_HEAD]
+    """Compute the table and write the page."""
+    heads = [
+        "d, k, b of n",
+        "σ",
+        "ε(2)",
+        "autodp, lowest",
+        "autodp, highest",
+        "dpswd, lowest",
+        "dpswd, highest",
+        "charge",
+    ]
+    rows = []
     for setting, sigmas in MAPS:
-        theirs, ours = [], []
-        for sigma in sigmas:
-            truth = theorem_27(setting, sigma)
-            theirs.append([f"{sigma:g}", f"{truth[0]:.1e}", *_errors(_autodp(setting, sigma), truth)])
-            charge = max(cost / true for cost, true in zip(_charged(setting, sigma), truth, strict=True))
-            ours.append([f"{sigma:g}", f"{truth[0]:.1e}", *_errors(_ours(setting, sigma), truth), f"{charge:.2f}"])
-        heads = ["σ", "ε(2)", *(f"α = {order}" for order in SHOWN)]
-        title = (
-            f"{setting.name}: d = {setting.features}, k = {setting.directions}, {setting.batch} of {setting.records}"
+        truths = {sigma: theorem_27(setting, sigma) for sigma in sigmas}
+        charge = max(
+            cost / true
+            for sigma, truth in truths.items()
+            for cost, true in zip(_charged(setting, sigma), truth, strict=True)
         )
-        page += [
-            f"\n## {title}\n\nautodp:\n",
-            markdown_table(heads, theirs),
-            "\ndpswd:\n",
-            markdown_table([*heads, "charge"], ours),
-        ]
-    path.write_text("\n".join(page) + "\n", encoding="utf-8")
-    print("\n".join(page))
+        errors = []
+        for of in (_autodp, _ours):
+            found = [_extremes(of(setting, sigma), truth) for sigma, truth in truths.items()]
+            errors += [_error(min(low for low, _ in found)), _error(max(high for _, high in found))]
+        costs = [f"{truth[0]:.1e}" for truth in truths.values()]
+        named = f"{setting.features}, {setting.directions}, {setting.batch} of {setting.records}"
+        rows.append([named, f"{sigmas[0]:g} to {sigmas[-1]:g}", f"{costs[0]} to {costs[-1]}", *errors, f"{charge:.2f}"])
+    page = f"{_HEAD}\n{markdown_table(heads, rows)}\n"
+    path.write_text(page, encoding="utf-8")
+    print(page)
     print(f"wrote {path}")
 
 
@@ -103,8 +111,12 @@ def _charged(setting: Setting, sigma: float) -> tuple[float, ...]:
     return step_costs(setting.rows(sigma).step, tuple(map(float, SHOWN)), committed=True)
 
 
-def _errors(values: list[float], truth: list[float]) -> list[str]:
-    return [_error(value / true - 1.0) for value, true in zip(values, truth, strict=True)]
+def _extremes(values: list[float], truth: list[float]) -> tuple[float, float]:
+    """The lowest and the highest relative error over the shown orders; infinite where a value is none."""
+    errors = [
+        value / true - 1.0 if math.isfinite(value) else math.inf for value, true in zip(values, truth, strict=True)
+    ]
+    return min(errors), max(errors)
 
 
 def _error(error: float) -> str:
@@ -118,17 +130,16 @@ def _error(error: float) -> str:
 
 _HEAD = f"""# Theorem 27 by autodp and by dpswd, against the truth
 
-Written by `python -m benchmarks.accountant crosscheck`. Cells are relative errors of one step's Renyi divergence under
-Theorem 27 of Wang, Balle and Kasiviswanathan 2019 with the exact curve; the truth is computed with {DIGITS} digits by
-mpmath alone. A dot is an error below 1e-8, "none" means that there is no finite figure, and bold is a figure that is
-too *small* by more than {TOLERANCE:g}: no bound any more.
+Relative errors of one step's Renyi divergence under Theorem 27 of Wang, Balle and Kasiviswanathan 2019 with the exact
+curve, the lowest and the highest over orders {", ".join(map(str, SHOWN))} and the noises shown
+(`python -m benchmarks.accountant crosscheck`). The truth is computed with {DIGITS} digits by mpmath alone. A dot is an
+error below 1e-8, "none" no finite figure, and bold is too *small* by more than {TOLERANCE:g}: no bound any more.
 
-autodp forms the forward differences by alternating sums, whose terms cancel. The maps show where that costs digits: at
-every order where a step costs less than about 1e-9 (there it may be too small), and at high orders for few directions
-and a large sample (too large). dpswd takes the differences from one-sided moments, sums of positive terms, and is not
-below the truth anywhere. But where a law has few directions its moments are bounded roughly, or Theorem 9 is used, and
-its Theorem 27 is then looser than autodp's, up to a factor in the thousands. What is *charged* is the smaller of HYB
-and C_gamma at each order; the column "charge" has its largest part of the true Theorem 27 over the orders shown.
+autodp takes the differences by alternating sums, whose terms cancel: it loses digits where a step costs less than 1e-9
+(too small), and at high orders for few directions and a large sample (too large). dpswd takes them from one-sided
+moments, sums of positive terms: never below the truth, and looser for few directions.
+
+What is *charged* is the smaller of HYB and C_gamma at each order; "charge" is its largest part of the true Theorem 27.
 
 So the check that the curator makes of every run (`shared/accounting/crosscheck.py`) compares at orders
 {", ".join(f"{order:g}" for order in ORDERS)}, demands equality at order 2 and, at the others, that dpswd's

@@ -43,7 +43,7 @@ def write(path: Path) -> None:
                 _sigma_section(sigmas),
                 _ratio_section(sigmas),
                 _published_section(),
-                _coefficients_section(sigmas),
+                _coefficients_section(),
                 _FIGURE,
             ]
         ),
@@ -74,7 +74,7 @@ def _sigma_section(sigmas: Sigmas) -> str:
 
 
 def _ratio_section(sigmas: Sigmas) -> str:
-    others = [bound for bound in COLUMNS if bound is not Bound.AUTO]
+    others = (Bound.BERNSTEIN_PUBLISHED, Bound.CLT, Bound.WBK27)
     rows = [
         [
             setting.name,
@@ -118,16 +118,15 @@ def _published_section() -> str:
 
 def _as_run_text() -> str:
     return f"""
-The released M-U code does not run what it prices: the projected space has d = {AS_RUN.features} and the loop takes
-T = {AS_RUN.steps:,} private steps, at σ = {AS_RUN_SIGMA}. As written (shuffled batches, rows divided by the batch's
-largest norm) it has no finite guarantee. The same numbers as an idealised mechanism (samples without replacement, rows
-clipped one by one) cost, at δ = {AS_RUN.delta:g}:
+The released M-U code does not run what it prices: d = {AS_RUN.features} and T = {AS_RUN.steps:,} private steps, at
+σ = {AS_RUN_SIGMA}. As written (shuffled batches, rows divided by the batch's largest norm) it has no finite guarantee.
+The same numbers as an idealised mechanism cost, at δ = {AS_RUN.delta:g}:
 """
 
 
-def _coefficients_section(sigmas: Sigmas) -> str:
+def _coefficients_section() -> str:
     at_large_batch = (f"{what}, b = {LARGE_BATCH}" for what in ("rows", "coefficients", "ratio"))
-    heads = ["row", "rows, b of the paper", *at_large_batch, "coefficients, full batch", "mean, full batch"]
+    heads = ["row", *at_large_batch, "coefficients, full batch"]
     rows = []
     for setting in SETTINGS:
         large = LARGE_BATCH if setting.records > LARGE_BATCH else None
@@ -137,19 +136,17 @@ def _coefficients_section(sigmas: Sigmas) -> str:
         rows.append(
             [
                 setting.name,
-                _list(sigmas[setting, Bound.AUTO]),
                 _list(at_large) or "n too small",
                 _list(coefficients) or "n too small",
                 " / ".join(f"{a / b:.3g}" for a, b in zip(at_large, coefficients, strict=True)) or "–",
                 _list(full),
-                _list([sigma / setting.records**0.5 for sigma in full], 3),
             ]
         )
     return f"{_COEFFICIENTS_TEXT}\n{markdown_table(heads, rows)}\n"
 
 
-def _list(values: list[float] | tuple[float, ...], digits: int = 4) -> str:
-    return " / ".join(show(value, digits) for value in values)
+def _list(values: list[float]) -> str:
+    return " / ".join(show(value) for value in values)
 
 
 def _row_sigma(setting: Setting, target: float, batch: int) -> float:
@@ -169,28 +166,23 @@ def _coefficient_sigma(setting: Setting, target: float, batch: int) -> float:
 
 _HEAD = """# What the accountant achieves
 
-Written by `make accountant-table` (`python -m benchmarks.accountant table`); every number on this page is computed by
-that command, and `tests/benchmarks/test_accountant_table.py` holds the page against the reference values of
-[the privacy argument](README.md). Speed has [a page of its own](accountant-speed.md), and so has
-[autodp's precision](accountant-crosscheck.md).
-
 The settings are those of DP-SWD (Rakotomamonjy and Ralaivola): d features, k directions, n records, samples of b, T
-steps, rows clipped to norm 1/2. Neighbours differ in one replaced record. σ is the noise on a projected value,
-absolute. Numbers are rounded up in their last digit: a σ copied from here is affordable.
+steps, rows clipped to norm 1/2. Neighbours differ in one replaced record. σ is the absolute noise on a projected value,
+rounded up in its last digit (`make accountant-table`). [Speed](accountant-speed.md) and [autodp's
+precision](accountant-crosscheck.md) have pages of their own.
 """
 
 _SIGMA_TEXT = """## Noise for ε = 10 / 3 / 1
 
-`bernstein-published` and `clt` are the paper's recipes (its code's counting of k included); they are no guarantees.
-The others are: `wbk9` and `wbk27` are Wang, Balle and Kasiviswanathan's Theorems 9 and 27 with the exact curve, `hyb`
-the hybrid with sharp second order, `pld` the composed privacy loss distribution of C_gamma, `c-gamma` its Renyi curve.
-`auto` is the smallest of the valid ones and what a curator charges; it sizes a run for all but a ten-thousandth of δ,
-which a filter keeps back, and so may stand one part in 10,000 above the column that it takes.
+`bernstein-published` and `clt` are the paper's recipes and no guarantees. `wbk9` and `wbk27` are Wang, Balle and
+Kasiviswanathan's Theorems 9 and 27 with the exact curve, `hyb` the hybrid with sharp second order, `pld` the composed
+privacy loss distribution of C_gamma, `c-gamma` its Renyi curve. `auto` is the smallest of the valid ones and what a
+curator charges; a filter keeps a ten-thousandth of δ back.
 """
 
-_RATIO_TEXT = """## Our noise (`auto`) as a part of the other columns'
+_RATIO_TEXT = """## Our noise (`auto`) as a part of other columns'
 
-The first column is the ratio to the published value; smaller is better, for ε = 10 / 3 / 1.
+For ε = 10 / 3 / 1; smaller is better.
 """
 
 _PUBLISHED_TEXT = """## What the published runs cost
@@ -201,11 +193,9 @@ The code of DP-SWD publishes a σ for ε = 10. The recipe reproduces the claim. 
 
 _COEFFICIENTS_TEXT = f"""## Quantile coefficients instead of rows
 
-The [coefficients](README.md#6-sliced-quantile-coefficients) of the sorted projections (L = {COEFFICIENTS}:
-mean and slope) with the same number of steps T. σ is the noise on one coefficient, for ε = 10 / 3 / 1 under `auto`.
-"ratio" is rows to coefficients at the same batch; the shift alone gives √(b/(2L-1)) =
-{(LARGE_BATCH / (2 * COEFFICIENTS - 1)) ** 0.5:.3g}, and the second moment of three neighbours is dearer for sorted
-releases. "mean" is the noise on the mean projection, σ/√b.
+[Coefficients](README.md#6-sliced-quantile-coefficients) of sorted projections (L = {COEFFICIENTS}), same T. σ is the
+noise on one coefficient, for ε = 10 / 3 / 1 under `auto`. "ratio" is rows to coefficients at the same batch; the shift
+alone gives √(b/(2L-1)) = {(LARGE_BATCH / (2 * COEFFICIENTS - 1)) ** 0.5:.3g}.
 """
 
 _FIGURE = """## Epsilon against steps

@@ -1,6 +1,6 @@
 """Sends mutated requests of every RPC to a whole curator and holds each answer against what must be true of it.
 
-    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--write docs/reference/fuzzing.md]
+    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--write FILE]
 
 After every single request: the answer is of the RPC's type or a refusal with a known reason and a text (never an
 incident), it came within 20 s, the budget changed only if a run was opened, and never beyond what the operator set. A
@@ -111,7 +111,7 @@ class Campaign:
         lines = [
             "# Fuzzing the curator",
             "",
-            f"Written by `{command}`. {sent}; {len(self.findings)} broke a promise.",
+            f"`{command}`: {sent}; {len(self.findings)} broke a promise.",
             f"{self.opened:,} opened a run and were charged for it; no other changed the budget.",
             f"Resident memory: {early} after a tenth of them, {late} at the end.",
             "",

@@ -161,7 +161,7 @@ def accuracy_against_epsilon(path: Path) -> None:
         own = [run for run in runs if run["task"] == task]
         _levels(axis, own)
         for method, color, label in (
-            ("replay", "#0072b2", "one release, replayed (default)"),
+            ("replay", "#0072b2", "one release, replayed (--method replay)"),
             ("adapter", "#009e73", "adapter, sanitized gradients"),
             ("rows", "#d55e00", "rows, all weights (the paper's release)"),
         ):

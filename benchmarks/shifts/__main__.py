@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
+from benchmarks.records import read
 from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import Cell, all_cells, composed_cells, run_alone
 from benchmarks.shifts.summary import figures_of, page, repeated, summary, table
@@ -54,43 +55,39 @@ def main() -> None:
         command.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
         command.add_argument("--minutes", type=float, default=None, help="begin no cell after these")
         command.add_argument("--processes", type=int, default=1, help="cells side by side, each on one thread")
-        for name, of in (("sources", str), ("shifts", str), ("records", int), ("epsilons", float), ("seeds", int)):
+        for name, of in (("sources", str), ("shifts", str), ("records", int), ("epsilons", float)):
             command.add_argument(f"--{name}", type=_several(of), default=None, help="these alone, in the same order")
+    records.options(battery, RESULTS, seeds=(0, 1, 2))
+    records.options(made, COMPOSED, seeds=(0, 1, 2))
+    records.options(again, REPEATS, seeds=(0, 1, 2))
     told = commands.add_parser("summary", help="says what is on file")
     told.add_argument("--format", choices=["text", "json"], default="text")
-    written = commands.add_parser("write", help="writes the page from what is on file")
-    for command in (battery, told, written):
-        command.add_argument("--results", type=Path, default=RESULTS)
-    for command in (made, written):
-        command.add_argument("--composed", type=Path, default=COMPOSED)
-    again.add_argument("--repeats", type=Path, default=REPEATS)
+    written = commands.add_parser("write", help="the page of what is on file")
+    written.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
+    for command in (told, written):
+        records.options(command, RESULTS)
     arguments = parser.parse_args()
     if arguments.command in ("run", "composed"):
-        cells, results = (
-            (all_cells(), arguments.results) if arguments.command == "run" else (composed_cells(), arguments.composed)
-        )
+        cells, stored = (all_cells(), RESULTS) if arguments.command == "run" else (composed_cells(), COMPOSED)
+        results = arguments.results or records.MEASURED / stored.name
         done = {_key(run) for run in read(results)}
         left = (cell for cell in _asked(arguments, cells) if _key(asdict(cell)) not in done)
         _run(left, arguments, results, {"chosen": any(_wanted(arguments))})
     elif arguments.command == "repeat":
-        times = Counter(_key(run) for run in read(arguments.repeats))
+        results = arguments.results or records.MEASURED / REPEATS.name
+        times = Counter(_key(run) for run in read(results))
         asked = _asked(arguments, [*all_cells(), *composed_cells()])
         left = (cell for cell in asked for _ in range(arguments.times - times[_key(asdict(cell))]))
-        _run(left, arguments, arguments.repeats, {})
-        print(repeated(read(arguments.repeats)))
+        _run(left, arguments, results, {})
+        print(repeated(read(results)))
     elif arguments.command == "write":
-        every = read(arguments.results), read(UNSEEN), records.read(low_rank.RESULTS)
-        PAGE.write_text(page(*every, read(arguments.composed)), encoding="utf-8")
+        every = read(arguments.results or RESULTS), read(UNSEEN), read(low_rank.RESULTS)
+        records.written(page(*every, read(COMPOSED)), arguments.page)
     elif arguments.format == "json":
         others = {"composed": figures_of(read(COMPOSED)), "second_list": figures_of(read(UNSEEN))}
-        print(json.dumps(summary(read(arguments.results)) | others, indent=1))
+        print(json.dumps(summary(read(arguments.results or RESULTS)) | others, indent=1))
     else:
-        print(table(read(arguments.results)))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The cells on file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        print(table(read(arguments.results or RESULTS)))
 
 
 def _several(of: type) -> Callable[[str], list[Any]]:
@@ -129,8 +126,7 @@ def _run(left: Iterator[Cell], arguments: argparse.Namespace, results: Path, sai
                     print(f"a cell failed: {failed!r}", file=sys.stderr)
                     continue
                 found = one.result() | said
-                with results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
+                records.append(results, found)
                 print(json.dumps(found), flush=True)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import random
 import secrets
 import statistics
@@ -57,33 +56,31 @@ _MIXED, _CLASSES = 20, 5  # dimensions and classes of mixtures
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     commands = parser.add_subparsers(dest="command", required=True)
     told = commands.add_parser("run")
     told.add_argument("--data-dir", type=Path, required=True)
     told.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
     told.add_argument("--sources", default=",".join(SOURCES))
     told.add_argument("--shifts", default="", help="these alone; by default all")
-    told.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    records.options(told, RESULTS, seeds=SEEDS)
     told.add_argument("--minutes", type=float, default=60.0, help="begin no cell after these")
-    commands.add_parser("summary")
+    records.options(commands.add_parser("summary"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "summary":
-        print(summary(records.read(arguments.results)))
+        print(summary(records.read(arguments.results or RESULTS)))
         return
     torch.set_num_threads(1)
-    seeds = tuple(int(seed) for seed in arguments.seeds.split(","))
     shifts = tuple(shift for shift in arguments.shifts.split(",") if shift)
-    end = time.monotonic() + 60.0 * arguments.minutes
-    for cell in all_cells(arguments.sources.split(","), seeds):
-        if shifts and cell.shift not in shifts:
-            continue
-        if time.monotonic() > end:
-            return
-        if not records.on_file(asdict(cell), records.read(arguments.results)):
-            done = run(cell, _origin(cell.source, cell.seed, arguments.data_dir, arguments.cache))
-            records.append(arguments.results, done)
-            print(json.dumps(done), flush=True)
+    jobs = [
+        (asdict(cell), functools.partial(_measured, cell, arguments.data_dir, arguments.cache))
+        for cell in all_cells(arguments.sources.split(","), arguments.seeds)
+        if not shifts or cell.shift in shifts
+    ]
+    records.Rows(RESULTS, arguments.results).run(jobs, minutes=arguments.minutes)
+
+
+def _measured(cell: Cell, data_dir: Path, cache: Path) -> records.Row:
+    return run(cell, _origin(cell.source, cell.seed, data_dir, cache))
 
 
 def all_cells(sources: Sequence[str], seeds: Sequence[int]) -> list[Cell]:

@@ -10,16 +10,17 @@ parts of that brings, and how little each may bring by the posterior. The summar
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-import json
 import random
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import records
 from benchmarks.local import RATE, released
 from benchmarks.shifts.cells import DELTAS
 from benchmarks.shifts.sources import Origin, load
@@ -45,38 +46,32 @@ def main() -> None:
     more.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
     more.add_argument("--minutes", type=float, required=True, help="begin no release after these")
     told = commands.add_parser("summary", help="what bounds make of them")
-    for command in (more, told):
-        command.add_argument("--results", type=Path, default=RESULTS)
+    records.options(more, RESULTS, seeds=range(100))  # of releases
+    records.options(told, RESULTS)
     arguments = parser.parse_args()
-    rows = (
-        [json.loads(line) for line in arguments.results.read_text().splitlines()] if arguments.results.exists() else []
-    )
-    if arguments.command == "run":
-        torch.set_num_threads(1)
-        _run(arguments, len(rows))
-    else:
-        print(summary([row for row in rows if row["parts"]]))
+    if arguments.command == "summary":
+        print(summary([row for row in records.read(arguments.results or RESULTS) if row["parts"]]))
+        return
+    torch.set_num_threads(1)
+    own = functools.cache(functools.partial(_own, data_dir=arguments.data_dir, cache=arguments.cache))
+    jobs = [({"number": number}, functools.partial(_measured, number, own)) for number in arguments.seeds]
+    records.Rows(RESULTS, arguments.results).run(jobs, minutes=arguments.minutes)
 
 
-def _run(arguments: argparse.Namespace, done: int) -> None:
-    begun, origins = time.monotonic(), {}
-    for number in itertools.count(done):
-        if time.monotonic() - begun > 60 * arguments.minutes:
-            return
-        drawn = random.Random(number)
-        source, seed = drawn.choice(MODELS)
-        if (source, seed) not in origins:
-            own = load(source, seed, data_dir=arguments.data_dir, cache=arguments.cache)
-            origins[source, seed] = own, Twins(own.extractor, own.classifier, own.source, seed=seed).honest()
-        row = {
-            "number": number, "source": source, "seed": seed,
-            "rarer": 0.1 if source == "adult" else drawn.choice((0.0, 0.0, 0.1)),  # half of two classes leaves one
-            "records": drawn.choice((500, 1000, 2000, 4000)), "epsilon": drawn.choice((1.0, 3.0)),
-        }  # fmt: skip
-        row |= release(*origins[source, seed], row)
-        with arguments.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+def _own(source: str, seed: int, *, data_dir: Path, cache: Path) -> tuple[Origin, Honest]:
+    origin = load(source, seed, data_dir=data_dir, cache=cache)
+    return origin, Twins(origin.extractor, origin.classifier, origin.source, seed=seed).honest()
+
+
+def _measured(number: int, own: Callable[[str, int], tuple[Origin, Honest]]) -> records.Row:
+    drawn = random.Random(number)
+    source, seed = drawn.choice(MODELS)
+    row = {
+        "number": number, "source": source, "seed": seed,
+        "rarer": 0.1 if source == "adult" else drawn.choice((0.0, 0.0, 0.1)),  # half of two classes leaves one
+        "records": drawn.choice((500, 1000, 2000, 4000)), "epsilon": drawn.choice((1.0, 3.0)),
+    }  # fmt: skip
+    return row | release(*own(source, seed), row)
 
 
 @torch.no_grad()

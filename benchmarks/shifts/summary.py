@@ -212,7 +212,7 @@ def composed_table(runs: list[dict[str, Any]]) -> str:
 
 
 def kinds(runs: list[dict[str, Any]], composed: list[dict[str, Any]], checks: list[dict[str, Any]]) -> str:
-    """The README's rows: where it gains, where it keeps, where it is wrong.
+    """Where it gains, where it keeps, where it is wrong.
 
     Args:
         runs: the battery's.
@@ -223,7 +223,7 @@ def kinds(runs: list[dict[str, Any]], composed: list[dict[str, Any]], checks: li
     for run in runs:
         groups[_KINDS[_kind(run["shift"], _modality(run))]].append(run)
     groups |= {"random compositions of shifts of images": composed, "a second list of other data and shifts": checks}
-    return "\n".join(_of_kind(title, own) for title, own in groups.items())
+    return "\n".join(_of_kind(title, own) for title, own in groups.items() if own)
 
 
 def _of_kind(title: str, own: list[dict[str, Any]]) -> str:
@@ -258,22 +258,13 @@ def page(
         composed: of random compositions of shifts.
     """
     whole = summary(runs)
-    tuned = figures_of([run for run in runs if run["source"] in TUNED_ON])
-    rows = [
-        ("all", whole),
-        ("from the beginning of the random order", whole["drawn"]),
-        ("held-out sources", whole["held_out"]),
-        ("sources that thresholds were looked at on", tuned),
-        ("random compositions of shifts of images (below)", figures_of(composed)),
-        ("the second list (below)", figures_of(checks)),
-    ]
     values = {
         "view_fits": f"{VIEW_FITS:.0%}",
         "view_leaves": f"{VIEW_LEAVES:.0%}",
         "view_most": f"{VIEW_MOST:.0%} of the variance",
         "planned": f"{whole['planned']:,}",
         "drawn": f"{whole['drawn']['cells']:,}",
-        "summary": "\n".join(_row(title, figures) for title, figures in rows),
+        "kinds": kinds(runs, composed, checks),
         "composed": composed_table(composed),
         "composed_done": str(len(composed)),
         "composed_planned": str(len(composed_cells())),
@@ -286,15 +277,3 @@ def page(
     for name, value in values.items():
         text = text.replace("{" + name + "}", value)
     return text
-
-
-def _row(title: str, figures: dict[str, Any]) -> str:
-    def percent(name: str) -> str:
-        return "none" if figures[name] is None else f"{100 * figures[name]:.1f}%"
-
-    gain = "none" if figures["mean_gain_where_adapted"] is None else f"{figures['mean_gain_where_adapted']:+.1f}"
-    return (
-        f"| {title} | {figures['cells']} | {percent('share_above_minus_1')} | {percent('share_above_minus_3')} | "
-        f"{figures['worst']:+.1f} | {figures['adapted_by_a_view']} | {figures['priors_corrected']} | {figures['kept']} "
-        f"| {percent('gained_where_adapted')} | {gain} |"
-    )

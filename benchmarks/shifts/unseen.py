@@ -15,8 +15,8 @@ import itertools
 import json
 import math
 import random
-import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor, nn
 
+from benchmarks import records
 from benchmarks.shifts.cells import Cell, judged
 from benchmarks.shifts.made import Shift
 from benchmarks.shifts.sources import Origin
@@ -296,31 +297,23 @@ def main() -> None:
     more.add_argument("--sources", default=None, help="with commas; these alone")
     more.add_argument("--shifts", default=None, help="these alone")
     told = commands.add_parser("summary", help="what is on file")
-    for command in (more, told):
-        command.add_argument("--results", type=Path, default=RESULTS)
+    records.options(more, RESULTS, seeds=sorted({cell.seed for cell in cells()}))
+    records.options(told, RESULTS)
     arguments = parser.parse_args()
-    rows = read(arguments.results)
     if arguments.command == "summary":
-        print(unseen(rows))
+        print(unseen(records.read(arguments.results or RESULTS)))
         return
     torch.set_num_threads(1)
-    done, begun = (
-        {tuple(row[key] for key in ("source", "shift", "records", "epsilon", "seed")) for row in rows},
-        time.monotonic(),
-    )
-    for cell in cells():
-        if time.monotonic() - begun > 60 * arguments.minutes:
-            return
-        chosen = all(
+    jobs = [
+        (asdict(cell), functools.partial(run, cell))
+        for cell in cells()
+        if cell.seed in arguments.seeds
+        and all(
             asked is None or own in asked.split(",")
             for own, asked in ((cell.source, arguments.sources), (cell.shift, arguments.shifts))
         )
-        if not chosen or (cell.source, cell.shift, cell.records, cell.epsilon, cell.seed) in done:
-            continue
-        row = run(cell)
-        with arguments.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+    ]
+    records.Rows(RESULTS, arguments.results).run(jobs, minutes=arguments.minutes)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,19 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 python=${PYTHON:-python3.11}
-torch=2.13.0
 house=deploy/wheelhouse
+tools=$(mktemp -d)
+trap 'rm -rf "$tools"' EXIT
 index=()
-[ -n "${TORCH_INDEX:-}" ] && index=(--extra-index-url "$TORCH_INDEX")
-download() { "$python" -m pip --disable-pip-version-check download --quiet --dest "$house" "$@"; }
+[ -n "${TORCH_INDEX:-}" ] && index=(--index-url "$TORCH_INDEX") # that one alone
+"$python" -m venv "$tools"
+pip() { local act=$1; shift; "$tools/bin/python" -m pip --disable-pip-version-check "$act" --quiet --no-deps --require-hashes "$@"; }
 
-download "${index[@]}" --no-deps "torch==$torch+cpu" || download "${index[@]}" --no-deps "torch==$torch"
-# `pip wheel` also builds the few packages that come as source alone (autodp); hashes are checked before that.
+pip install -r deploy/build.lock
+pip download --dest "$house" -r deploy/build.lock
+pip download --dest "$house" "${index[@]}" -r deploy/torch-cpu.lock || pip download --dest "$house" -r deploy/torch-cuda.lock
+# `pip wheel` also builds the few packages that come as source alone (autodp), with what was just installed.
 locks=(-r deploy/images/curator.lock -r deploy/images/client.lock -r deploy/images/cluster.lock)
-"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --require-hashes --wheel-dir "$house" "${locks[@]}"
-download --no-deps --only-binary=:all: setuptools hatchling packaging pathspec pluggy trove-classifiers
+pip wheel --no-build-isolation --wheel-dir "$house" "${locks[@]}"
 (cd "$house" && sha256sum ./*.whl >SHA256SUMS)
 printf 'wheelhouse: %s wheels, %s\n' "$(ls "$house"/*.whl | wc -l)" "$(du -sh "$house" | cut -f1)"

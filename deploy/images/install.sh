@@ -21,18 +21,21 @@ if compgen -G "$wheelhouse/*.whl" >/dev/null; then
   source=(--no-index --find-links "$wheelhouse")
 else
   source=()
-  [ -n "${TORCH_INDEX:-}" ] && source=(--extra-index-url "$TORCH_INDEX")
 fi
+# Installs a lock, by hash; further words are pip's. What comes as source alone was built by the tools.
 locked() {
+  local lock=$1 rest
+  shift
+  rest=$(mktemp)
   if [ "${source[0]:-}" = --no-index ]; then
-    local pinned
-    pinned=$(mktemp)
-    sed -e '/^ *--hash=/d' -e 's/ *\\$//' "$1" >"$pinned"
-    pip "${source[@]}" --no-deps -r "$pinned"
-    rm "$pinned"
+    sed -e '/^ *--hash=/d' -e 's/ *\\$//' "$lock" >"$rest"
+    pip "${source[@]}" --no-deps -r "$rest"
   else
-    pip --no-deps --require-hashes -r "$1"
+    sed '/^autodp==/,/[^\\]$/d' "$lock" >"$rest"
+    pip "$@" --no-deps --require-hashes --only-binary=:all: -r "$rest"
+    ! grep -q '^autodp==' "$lock" || pip --no-index --no-deps "$tools"/built/*.whl
   fi
+  rm "$rest"
 }
 
 # Test suites and what only a compiler or a type checker reads.
@@ -60,16 +63,19 @@ case $1 in
   tools)
     [ "${source[0]:-}" = --no-index ] && (cd "$wheelhouse" && sha256sum --quiet --check SHA256SUMS)
     python3 -m venv "$tools"
-    "$tools/bin/python" -m pip --disable-pip-version-check --no-cache-dir install --quiet "${source[@]}" \
-      --no-deps hatchling packaging pathspec pluggy trove-classifiers
+    venv=$tools locked "$tools/build.lock"
+    if [ "${source[0]:-}" != --no-index ]; then
+      sed -n '/^autodp==/,/[^\\]$/p' "$tools/curator.lock" >"$tools/sources.lock"
+      "$tools/bin/python" -m pip --disable-pip-version-check wheel --quiet --no-deps --require-hashes --no-build-isolation \
+        --wheel-dir "$tools/built" -r "$tools/sources.lock"
+    fi
     ;;
   dependencies)
-    torch=${TORCH_VERSION:?}
     python3 -m venv --without-pip "$venv"
-    if [ "${ACCELERATOR:-cpu}" = cpu ]; then
-      pip "${source[@]}" --no-deps "torch==$torch+cpu" || pip "${source[@]}" "torch==$torch"
-    else
-      pip "${source[@]}" "torch==$torch"
+    index=()
+    [ -n "${TORCH_INDEX:-}" ] && index=(--index-url "$TORCH_INDEX") # that one alone
+    if [ "${ACCELERATOR:-cpu}" != cpu ] || ! locked "$tools/torch-cpu.lock" "${index[@]}"; then
+      locked "$tools/torch-cuda.lock"
     fi
     locked "$tools/curator.lock"
     site=$(echo "$venv"/lib/python3*/site-packages)

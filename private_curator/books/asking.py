@@ -1,4 +1,4 @@
-"""What clients ask of a ledger besides runs: prices, and more budget."""
+"""What clients' requests ask of a ledger besides runs: prices, reply quanta, and more budget."""
 
 from __future__ import annotations
 
@@ -26,6 +26,28 @@ class ClientActs(RunActs[Register]):
         """
         books = self._snapshot()
         return books.quote(client, event, books.charges(client, event), day=self.day(books))
+
+    def quantum(self, work: str, *, milliseconds: int) -> int:
+        """The quantum of replies to steps of one work, in milliseconds; the first one given, for ever.
+
+        So a later start, another replica or a busier machine changes nothing that a client sees.
+
+        Args:
+            work: SHA-256, hexadecimal, of the public values that such a step's work depends on.
+            milliseconds: the quantum, where the ledger has none yet.
+
+        Raises:
+            LedgerUnavailable: retry later.
+        """
+        with self._reading():
+            known = self._books.quanta.get(work)
+        if known is None:
+            self.serve()
+            with self._transaction("quantum") as transaction:
+                known = transaction.books.quanta.get(work, milliseconds)
+                if work not in transaction.books.quanta:
+                    transaction.append(Kind.QUANTUM_FIXED, {"work": work, "milliseconds": known})
+        return known
 
     def request_budget(self, *, client: str, epsilon: float, because: str) -> BudgetRequest:
         """Keeps a client's request for more epsilon until the operator decides it.

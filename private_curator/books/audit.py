@@ -14,10 +14,10 @@ Nothing here writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from dpswd.private_curator.books.derivation import Derivation, inconsistent
 from dpswd.private_curator.books.location import LedgerLocation
@@ -123,7 +123,9 @@ def verify_file(
                     hashes[found.seq] = found.hash
                 try:
                     if found.kind == Kind.RUN_OPENED:
-                        findings += _check_price(books, found)
+                        findings += _check_charge(books, found)
+                    for run in found.payload["runs"] if found.kind == Kind.COPIES_COUNTED else ():
+                        findings += _check_prices(books, found, run)
                     derivation.apply(seq, found, books)
                     books.apply(found)
                 except (KeyError, TypeError, LedgerCorrupt) as error:
@@ -165,22 +167,28 @@ def _read(connection: Session) -> Iterator[tuple[int, SignedEntry | Finding]]:
         yield seq, entry
 
 
-def _check_price(books: Register, entry: SignedEntry) -> list[Finding]:
-    """A charge is never less than what its event costs."""
-    event = books.accounting.event_from_json(entry.payload["event"])
-    prices = entry.payload["prices"]
-    findings = []
-    if event.steps != entry.payload["steps"]:
-        text = f"it grants {entry.payload['steps']} steps and charges {event.steps}"
+def _check_charge(books: Register, entry: SignedEntry) -> list[Finding]:
+    """What a run is granted and told is what it is charged for."""
+    payload, findings = entry.payload, _check_prices(books, entry, entry.payload)
+    event = books.accounting.event_from_json(payload["event"])
+    if event.steps != payload["steps"]:
+        text = f"it grants {payload['steps']} steps and charges {event.steps}"
         findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
-    for scope, account in books.accounts(entry.payload["client"]).items():
+    stored = books.account.fixed_filter.alone(books.accounting.price_from_json(payload["prices"][DATA_SET]))
+    if abs(payload["epsilon"] - stored) > PRICE_TOLERANCE * stored:
+        text = f"it states epsilon {payload['epsilon']:.6g} and charges {stored:.6g}"
+        findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
+    return findings
+
+
+def _check_prices(books: Register, entry: SignedEntry, run: Mapping[str, Any]) -> list[Finding]:
+    """A charge is never less than what its event costs."""
+    event, findings = books.accounting.event_from_json(run["event"]), []
+    for scope, account in books.accounts(run["client"]).items():
         filter_ = account.fixed_filter
-        stored = filter_.alone(books.accounting.price_from_json(prices[scope]))
+        stored = filter_.alone(books.accounting.price_from_json(run["prices"][scope]))
         anew = filter_.alone(books.accounting.price(filter_, event))
         if stored < anew * (1 - PRICE_TOLERANCE):
             text = f"it charges the {scope} epsilon {stored:.6g} for a run that costs {anew:.6g}"
-            findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
-        if scope == DATA_SET and abs(entry.payload["epsilon"] - stored) > PRICE_TOLERANCE * stored:
-            text = f"it states epsilon {entry.payload['epsilon']:.6g} and charges {stored:.6g}"
             findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
     return findings

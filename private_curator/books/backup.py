@@ -93,8 +93,8 @@ def restore(
         loss = compare(source, target, receipts=receipts, public_key=public_key)
         if loss is not None and accept_loss is None:
             raise RestoreRefused(f"restoring {source} is refused: {loss}; stop, or accept the loss in writing")
-        payload = _restored(loss, accept_loss)
-        target.replace(source.path, lambda new: _append(new, payload, by, key, clock or target.clock(new)))
+        payload = restored(loss, accept_loss)
+        target.replace(source.path, lambda new: _append(new, target, payload, by=by, key=key, clock=clock))
     return loss
 
 
@@ -106,6 +106,7 @@ def move(
     accounting: Accounting = RENYI,
     clock: Clock | None = None,
     by: Operator | None = None,
+    reason: str | None = None,
 ) -> Path:
     """Moves a ledger from a file into another place. Nothing can be forgotten: nobody charges either one meanwhile.
 
@@ -116,6 +117,7 @@ def move(
         accounting: prices the runs anew while the file is verified.
         clock: tells the time that the new entry states; by default as `LedgerLocation.clock`.
         by: whoever acts; held to the operators of the ledger that stands there, where it can be read.
+        reason: stands in the entry.
 
     Returns:
         The file's new name. Two ledgers of one data set would let its budget be spent twice.
@@ -137,8 +139,8 @@ def move(
         finally:
             database.close()
         try:
-            payload = _restored(None, None)
-            into.replace(whole, lambda new: _append(new, payload, by, key, clock or into.clock(new)))
+            payload = restored(None, None, reason)
+            into.replace(whole, lambda new: _append(new, into, payload, by=by, key=key, clock=clock))
         finally:
             remove(whole)
         source.path.rename(moved)
@@ -203,17 +205,25 @@ def _entries(location: LedgerLocation) -> list[SignedEntry]:
 
 
 def _append(
-    new: Session, payload: dict[str, Any], by: Operator | None, key: Ed25519PrivateKey, clock: Clock
+    new: Session,
+    into: LedgerLocation,
+    payload: dict[str, Any],
+    *,
+    by: Operator | None,
+    key: Ed25519PrivateKey,
+    clock: Clock | None,
 ) -> SignedEntry:
-    acted = (by or Operator("")).acting(new, Kind.RESTORED, payload, None)
-    return append_entry(new, Kind.RESTORED, acted, key=key, clock=clock)
+    acted = (by or Operator("")).acting(new, Kind.RESTORED, {**payload, "place": into.place(new)}, None)
+    return append_entry(new, Kind.RESTORED, acted, key=key, clock=clock or into.clock(new))
 
 
-def _restored(loss: Loss | None, accept_loss: str | None) -> dict[str, Any]:
+def restored(loss: Loss | None, accept_loss: str | None, reason: str | None = None) -> dict[str, Any]:
+    """What an entry states of a ledger that was put into its place, beside the place."""
     return {
         "accepted": None if loss is None or accept_loss is None else accept_loss.strip(),
         "forgotten_entries": 0 if loss is None else len(loss.entries),
         "forgotten": [] if loss is None else list(loss.entries[:_LISTED]),
         "forgotten_runs": [] if loss is None else list(loss.runs[:_LISTED]),
         "unknown": "" if loss is None else loss.unknown,
+        "reason": reason,
     }

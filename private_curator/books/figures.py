@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind
+from dpswd.shared.core.errors import BudgetExhausted
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 ASKED_BY_CLIENTS = frozenset(
     {Kind.RUN_OPENED, Kind.STEP_CONSUMED, Kind.STEP_RESUMED, Kind.STEP_ANSWERED, Kind.BUDGET_REQUESTED}
 )
-"""What a client's request writes; `Kind.FILTER_FIXED` goes with a charge; all other kinds are acts of an operator."""
+"""What a client's request writes, and of which somebody is told; all other kinds are acts of an operator."""
+GO_WITH_A_CHARGE = frozenset({Kind.FILTER_FIXED, Kind.QUANTUM_FIXED})
+"""Except these."""
 
 MIN_ACCEPTANCE_LENGTH = 30
 """Characters of an acceptance: short enough for a sentence, too long for a "yes"."""
@@ -117,7 +120,7 @@ class Quote:
         adds_to_share: the same of the client's share; None without one.
         data_set: the data set's account as it stands.
         client: the client's own account as it stands; None without a share.
-        fits: whether every account admits the whole run now.
+        refusal: of the first account that does not admit the whole run now; None where all do.
         steps_that_fit: how many such steps every account still admits, at most the declared number.
     """
 
@@ -126,8 +129,13 @@ class Quote:
     adds_to_share: float | None
     data_set: AccountStatus
     client: AccountStatus | None
-    fits: bool
+    refusal: BudgetExhausted | None
     steps_that_fit: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every account admits the whole run now."""
+        return self.refusal is None
 
 
 def budget_payload(budget: PrivacyBudget) -> dict[str, Any]:

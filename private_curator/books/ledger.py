@@ -12,11 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.asking import ClientActs
 from dpswd.private_curator.books.audit import VerificationOptions, VerificationReport, verify_file
-from dpswd.private_curator.books.backup import write_backup
+from dpswd.private_curator.books.backup import restored, write_backup
 from dpswd.private_curator.books.figures import AccountStatus, LedgerStatus, budget_payload
 from dpswd.private_curator.books.location import LedgerLocation, Watch
-from dpswd.private_curator.books.operator import OperatorActs
+from dpswd.private_curator.books.operator import OperatorActs, checked_reason
 from dpswd.private_curator.books.operators import Operator
+from dpswd.private_curator.books.place import elsewhere
 from dpswd.private_curator.books.reading import status_of
 from dpswd.private_curator.books.register import Register, account_status, share_status
 from dpswd.private_curator.books.renyi import RENYI
@@ -34,7 +35,7 @@ from dpswd.private_curator.core.ledger.store import (
     read_entries,
 )
 from dpswd.shared.accounting.persons import check_records_per_person
-from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
@@ -50,10 +51,17 @@ class Ledger(OperatorActs, ClientActs):
     _witness: Witness | None
     _watch: Watch | None = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, here: bool = False, **options: Any) -> None:
         self._accounted: set[bytes] = set()  # signatures of missing entries whose loss the operator has accepted
         super().__init__(*args, **options)
         self._clock = options.get("clock") or self.location.clock(self._database)
+        if here and self.is_a_copy():
+            self.close()
+            raise SettingsError(
+                f"{self.location} was copied, moved or put back past `ledger restore`: its entry {self._books.placed} "
+                "states another place. Two that serve would spend one budget twice. Delete this copy; or say that the "
+                "other will never serve again: `dpswd-curator ledger move --reason ...` (docs/operator/backup.md)"
+            )
 
     @classmethod
     def create(
@@ -99,7 +107,8 @@ class Ledger(OperatorActs, ClientActs):
 
         def fill(session: Session) -> None:
             clock = options.get("clock") or location.clock(session)
-            append_entry(session, Kind.DATA_SET_OPENED, opening, key=key, clock=clock)
+            placed = {**opening, "place": location.place(session)}
+            append_entry(session, Kind.DATA_SET_OPENED, placed, key=key, clock=clock)
             options.get("checkpoint", no_checkpoint)("create:data-set-opened")
 
         location.create(fill, lock_timeout_s=options.get("lock_timeout_s", LOCK_TIMEOUT_S))
@@ -113,6 +122,7 @@ class Ledger(OperatorActs, ClientActs):
         key: Ed25519PrivateKey,
         accounting: Accounting = RENYI,
         witness: Path | None = None,
+        here: bool = False,
         **options: Unpack[LedgerOptions],
     ) -> Self:
         """Opens a ledger; follows its chain of hashes first, unless ``options`` leave that to `verify`.
@@ -123,14 +133,16 @@ class Ledger(OperatorActs, ClientActs):
             accounting: prices runs.
             witness: a file, kept elsewhere than the ledger, in which the last entry seen is noted: a ledger that lacks
                 it was put back to an older state. None to notice that only while the ledger is open.
+            here: whether a copy is refused, see `is_a_copy`.
             options: see `LedgerOptions`.
 
         Raises:
             LedgerUnavailable: it is not there, locked, read-only, or the disk is full.
             LedgerCorrupt: the chain is broken, another key made it, or what the witness noted is missing.
+            SettingsError: it is a copy.
         """
         noted = None if witness is None else Witness(witness)
-        return cls(as_location(location), key=key, books=Register(accounting), witness=noted, **options)
+        return cls(as_location(location), key=key, books=Register(accounting), witness=noted, here=here, **options)
 
     @property
     def records(self) -> int:
@@ -192,6 +204,23 @@ class Ledger(OperatorActs, ClientActs):
         """See `dpswd.private_curator.books.location.Watcher`."""
         if self._witness is not None:
             self._witness.note(entry)
+
+    def is_a_copy(self) -> bool:
+        """Whether it stands elsewhere than its entries say."""
+        with self._reading() as session:
+            return elsewhere(self._books.place, self.location.place(session))
+
+    def move(self, *, reason: str) -> None:
+        """States that it stands here from now on, and serves nowhere else.
+
+        Raises:
+            InvalidValue: it is no copy.
+        """
+        if not self.is_a_copy():
+            raise InvalidValue(f"{self.location} stands where its entries say: there is nothing to move")
+        with self._transaction("move") as transaction:
+            place = self.location.place(transaction.connection)
+            self._act(transaction, Kind.RESTORED, {**restored(None, None, checked_reason(reason)), "place": place})
 
     def now(self) -> datetime:
         """What time it is by the clock that dates the entries."""

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from dpswd.private_curator.books.place import Place
 from dpswd.private_curator.core.ledger.database import Database, Location, Session, by_seq
 from dpswd.private_curator.core.ledger.store import Clock
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -66,6 +67,9 @@ class LedgerLocation(Location, Protocol):
 
     def defects(self, session: Session) -> list[str]:
         """What is wrong with tables, indexes and triggers, as `reading` shows them; empty for a sound ledger."""
+
+    def place(self, session: Session) -> Place:
+        """What tells this ledger, or the one that is being made here, from its copies."""
 
     def clock(self, of: Database | Session) -> Clock:
         """What dates entries: of a database that several machines share, its own clock and no machine's."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from dpswd.private_curator.books.copies import counting
 from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH, BudgetRequest, Decision, budget_payload
 from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.books.register import Register
@@ -19,6 +20,7 @@ from dpswd.private_curator.core.ledger.requests import load_run
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, hex_256
 from dpswd.private_curator.core.ledger.store import Store, Transaction
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.filter import PrivacyFilter
 
@@ -86,6 +88,20 @@ class OperatorActs(Store[Register]):
         with self._transaction("accept_state") as transaction:
             self._act(transaction, Kind.STATE_ACCEPTED, {"reason": reason.strip()})
 
+    def count_copies(self, receipts: Iterable[SignedEntry], *, reason: str) -> int:
+        """Charges what receipts prove and the ledger lacks, whatever the budget is; they stop it no more.
+
+        Returns:
+            How many runs were charged.
+
+        Raises:
+            InvalidValue: see `dpswd.private_curator.books.copies.counting`.
+        """
+        with self._transaction("count_copies") as transaction:
+            payload = counting(transaction, receipts)
+            self._act(transaction, Kind.COPIES_COUNTED, {**payload, "reason": checked_reason(reason)})
+        return sum(run["times"] for run in payload["runs"])
+
     def revoke_certificate(self, name: str, certificate_fingerprint: str, *, reason: str) -> None:
         """Withdraws one certificate of a client; its others go on.
 
@@ -99,7 +115,7 @@ class OperatorActs(Store[Register]):
             self._act(
                 transaction,
                 Kind.CERTIFICATE_REVOKED,
-                {"client": name, "fingerprint": certificate_fingerprint, "reason": _reason(reason)},
+                {"client": name, "fingerprint": certificate_fingerprint, "reason": checked_reason(reason)},
             )
 
     def revoke_client(self, name: str, *, reason: str) -> None:
@@ -110,7 +126,7 @@ class OperatorActs(Store[Register]):
         """
         with self._transaction("revoke_client") as transaction:
             transaction.books.holder(name)
-            self._act(transaction, Kind.CLIENT_REVOKED, {"client": name, "reason": _reason(reason)})
+            self._act(transaction, Kind.CLIENT_REVOKED, {"client": name, "reason": checked_reason(reason)})
 
     def set_share(self, name: str, share: PrivacyBudget, *, reason: str) -> None:
         """Sets, raises or lowers what one client may use up of the data set's budget.
@@ -155,7 +171,7 @@ class OperatorActs(Store[Register]):
             transaction.books.holder(name)
             if epsilon is not None:
                 replace(transaction.books.account.budget, epsilon=epsilon)  # checks the range
-            self._act(transaction, Kind.CAP_SET, {"client": name, "epsilon": epsilon, "reason": _reason(reason)})
+            self._act(transaction, Kind.CAP_SET, {"client": name, "epsilon": epsilon, "reason": checked_reason(reason)})
 
     def decide_request(self, number: int, *, granted: float, reason: str) -> BudgetRequest:
         """Answers a client's request for budget: grants what it asks, less (a cut), or nothing (denied).
@@ -190,14 +206,14 @@ class OperatorActs(Store[Register]):
                 share = replace(books.account.budget, epsilon=epsilon)
                 if has is not None:
                     share = replace(books.shares[asked.client].budget, epsilon=epsilon)
-                self._share(transaction, asked.client, share, reason=f"request {number}: {_reason(reason)}")
+                self._share(transaction, asked.client, share, reason=f"request {number}: {checked_reason(reason)}")
             decision = Decision.DENIED if granted == 0.0 else Decision.CUT
             payload = {
                 "number": number,
                 "client": asked.client,
                 "decision": (Decision.APPROVED if granted == asked.epsilon else decision).value,
                 "granted": granted,
-                "reason": _reason(reason),
+                "reason": checked_reason(reason),
             }
             self._act(transaction, Kind.REQUEST_DECIDED, payload)
         with self._reading():
@@ -241,29 +257,30 @@ class OperatorActs(Store[Register]):
             check_extends(transaction.books.account.budget, budget)
             self._set_budget(transaction, Kind.BUDGET_EXTENDED, budget, reason)
 
-    def enrol(self, name: str, key: str) -> None:
+    def enrol(self, name: str, key: str, *, second: Iterable[str] = ()) -> None:
         """Enrols an operator: from the first one on, acts are signed.
 
         Args:
             name: of the operator.
             key: the public key, 64 hexadecimal digits.
+            second: the acts that take two operators, see `dpswd.private_curator.books.operators.Enrolled`.
 
         Raises:
             InvalidValue: the name or the key is taken, or none.
         """
         with self._transaction("enrol") as transaction:
-            payload = {"operator": name, "key": key}
+            payload = {"operator": name, "key": key, "second": sorted(second)}
             copy.deepcopy(transaction.books.operators).add(payload)
             self._act(transaction, Kind.OPERATOR_ADDED, payload)
 
-    def remove_operator(self, name: str, *, reason: str) -> None:
+    def remove_operator(self, name: str, *, reason: str, second: Iterable[str] = ()) -> None:
         """Takes an operator out: the credential counts no more.
 
         Raises:
             InvalidValue: no operator of this name is enrolled.
         """
         with self._transaction("remove_operator") as transaction:
-            payload = {"operator": name, "reason": _reason(reason)}
+            payload = {"operator": name, "reason": checked_reason(reason), "second": sorted(second)}
             copy.deepcopy(transaction.books.operators).remove(payload)
             self._act(transaction, Kind.OPERATOR_REMOVED, payload)
 
@@ -315,7 +332,7 @@ class OperatorActs(Store[Register]):
         """
         with self._transaction("prune_replies") as transaction:
             load_run(transaction.connection, self.accounting, run_id)
-            self._act(transaction, Kind.REPLIES_PRUNED, {"run": run_id, "reason": _reason(reason)})
+            self._act(transaction, Kind.REPLIES_PRUNED, {"run": run_id, "reason": checked_reason(reason)})
             transaction.connection.execute("UPDATE runs SET pruned = 1 WHERE run_id = ?", (run_id,))
             discarded: int = transaction.connection.execute(
                 "UPDATE replies SET reply = NULL WHERE run_id = ? AND reply IS NOT NULL", (run_id,)
@@ -336,13 +353,13 @@ class OperatorActs(Store[Register]):
             stated = None if fixed is None else fixed.to_json()
         else:
             stated = self._refiltered(account.filter, share)
-        payload = {"client": name, "share": budget_payload(share), "filter": stated, "reason": _reason(reason)}
+        payload = {"client": name, "share": budget_payload(share), "filter": stated, "reason": checked_reason(reason)}
         self._act(transaction, Kind.SHARE_SET, payload)
 
     def _pause(self, kind: Kind, name: str, *, reason: str, paused: bool) -> None:
         with self._transaction(kind.value) as transaction:
             if transaction.books.holder(name).paused is not paused:
-                self._act(transaction, kind, {"client": name, "reason": _reason(reason)})
+                self._act(transaction, kind, {"client": name, "reason": checked_reason(reason)})
 
     def _certify(self, kind: Kind, name: str, certificate_fingerprint: str) -> None:
         with self._transaction(kind.value) as transaction:
@@ -358,7 +375,7 @@ class OperatorActs(Store[Register]):
         payload = {
             "budget": budget_payload(budget),
             "filter": self._refiltered(books.account.filter, budget),
-            "reason": _reason(reason),
+            "reason": checked_reason(reason),
         }
         self._act(transaction, kind, payload)
 
@@ -373,7 +390,7 @@ class OperatorActs(Store[Register]):
                 return
             if current is DataSetState.ENDED:
                 raise InvalidValue("the operator has ended this data set; that cannot be undone")
-            self._act(transaction, kind, {"reason": _reason(reason)})
+            self._act(transaction, kind, {"reason": checked_reason(reason)})
 
     def _set_approval(self, kind: Kind, digest: str) -> None:
         hex_256(digest, "an extractor's digest")
@@ -420,7 +437,12 @@ def check_extends(old: PrivacyBudget, new: PrivacyBudget) -> None:
         )
 
 
-def _reason(reason: str) -> str:
+def checked_reason(reason: str) -> str:
+    """An act's reason as the ledger states it.
+
+    Raises:
+        InvalidValue: it has not 1 to 2000 characters.
+    """
     if not isinstance(reason, str) or not 1 <= len(reason.strip()) <= 2000:
         raise InvalidValue("an operator's act needs a reason of 1 to 2000 characters for the log")
     return reason.strip()

@@ -33,7 +33,7 @@ FREE = frozenset({Kind.DATA_SET_OPENED, Kind.FROZEN, Kind.CLIENT_PAUSED})
 SECONDED = {
     "extend": {Kind.BUDGET_EXTENDED},
     "approve": {Kind.CLIENT_ADDED, Kind.CERTIFICATE_ADDED},
-    "restore": {Kind.RESTORED},
+    "restore": {Kind.RESTORED, Kind.STATE_ACCEPTED, Kind.COPIES_COUNTED},
     "enrol": {Kind.OPERATOR_ADDED},
     "remove": {Kind.OPERATOR_REMOVED},
 }
@@ -162,11 +162,14 @@ class Enrolled:
     Attributes:
         keys: public keys, hexadecimal.
         ledger: the ledger's id.
+        second: acts that take two, whatever the settings say by now: those that two have done, and those that the
+            settings named when an operator was enrolled. When two operators change who is enrolled, they say anew.
     """
 
     def __init__(self) -> None:
         self.keys: dict[str, str] = {}
         self.ledger = ""
+        self.second: set[str] = set()
         self._done: set[str] = set()
 
     def take(self, kind: str, payload: Mapping[str, Any], previous: str, *, try_only: bool = False) -> None:
@@ -205,6 +208,15 @@ class Enrolled:
                 raise InvalidValue(f"what {first['operator']!r} wanted was {first['act']!r}, not {kind!r}")
             if not try_only:
                 self._done.add(first["nonce"])
+                self.second.add(first["act"])
+        elif enrolled and len(self.keys) > 1 and (taken := [act for act in self.taking_two() if kind in SECONDED[act]]):
+            raise InvalidValue(
+                f"{taken[0]} takes two operators here: the ledger remembers it, whatever the settings say"
+            )
+
+    def taking_two(self) -> set[str]:
+        """What takes two operators, and so does a change of who they are."""
+        return self.second | {"enrol", "remove"} if self.second else set()
 
     def counts(self, name: str, credential: str | None) -> bool:
         """Whether this is the credential by which an operator of this name is enrolled."""
@@ -235,6 +247,7 @@ class Enrolled:
         if name in self.keys or key in self.keys.values():
             raise InvalidValue(f"an operator {name!r}, or one with this key, is enrolled already")
         self.keys[name] = key
+        self._say(payload)
 
     def remove(self, payload: Mapping[str, Any]) -> None:
         """Takes an operator out.
@@ -244,6 +257,13 @@ class Enrolled:
         """
         if self.keys.pop(payload["operator"], None) is None:
             raise InvalidValue(f"no operator {payload['operator']!r} is enrolled")
+        self._say(payload)
+
+    def _say(self, payload: Mapping[str, Any]) -> None:
+        said = set(payload["second"])
+        if not said <= SECONDED.keys():
+            raise InvalidValue(f"{sorted(said - SECONDED.keys())} are no acts that two can be wanted for")
+        self.second = said if payload.get("by", {}).get("first") else self.second | said
 
 
 def who(by: Mapping[str, Any] | None) -> str:

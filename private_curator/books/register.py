@@ -1,19 +1,22 @@
-"""The books with what the operator keeps beside budgets: certificates, extractors, and clients' requests for more."""
+"""The books with what is kept beside budgets: certificates, extractors, reply quanta, clients' requests for more."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest, Decision, Quote
 from dpswd.private_curator.books.operators import Enrolled, who
-from dpswd.private_curator.core.ledger.accounts import Account, Charge
+from dpswd.private_curator.books.place import Place
+from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, Account, Charge
 from dpswd.private_curator.core.ledger.budget import Books, require
 from dpswd.private_curator.core.ledger.statements import Client, Kind
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.core.privacy.budget import Price
 from dpswd.shared.core.privacy.events import RunEvent
 
 
@@ -42,6 +45,11 @@ class Register(Books):
     extractors: set[str] = field(default_factory=set)
     requests: dict[int, BudgetRequest] = field(default_factory=dict)
     operators: Enrolled = field(default_factory=Enrolled)
+    place: Place = field(default_factory=dict)  # where the ledger says that it stands
+    placed: int = 0  # the entry that says so
+    copied: dict[str, list[Any]] = field(default_factory=dict)  # receipts of a copy, by hash: run and step, 0 to open
+    copied_runs: Counter[str] = field(default_factory=Counter)  # how often each was charged for that
+    quanta: dict[str, int] = field(default_factory=dict)  # milliseconds, by what a step's work depends on
 
     def apply(self, entry: SignedEntry) -> None:
         """See `Books`; who acted is held to what the entries before say of operators."""
@@ -53,6 +61,8 @@ class Register(Books):
                     f"entry {entry.seq} ({entry.kind}) was not acted by who it says: {error}"
                 ) from error
         super().apply(entry)
+        if "place" in entry.payload:
+            self.place, self.placed = entry.payload["place"], entry.seq
         self.operators.ledger = self.ledger_id
 
     def snapshot(self) -> Self:
@@ -74,6 +84,14 @@ class Register(Books):
         last, spent = self.days.get(name, ("", None))
         return self.account.fixed_filter.epsilon(spent) if last == day else 0.0
 
+    def owed(self, receipts: Mapping[str, list[Any]]) -> dict[str, int]:
+        """How often runs are to be charged for further receipts of a copy: see `dpswd.private_curator.books.copies`."""
+        held = Counter((run, step) for run, step in {**self.copied, **receipts}.values())
+        most: Counter[str] = Counter()
+        for (run, _), copies in held.items():
+            most[run] = max(most[run], copies)
+        return dict(most - self.copied_runs)
+
     def open_request(self, name: str) -> BudgetRequest | None:
         """The request for budget of a client that nobody has decided yet."""
         asked = (request for request in self.requests.values() if request.client == name)
@@ -85,12 +103,11 @@ class Register(Books):
 
     def quote(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> Quote:
         """What `admit` would say, as figures."""
-        steps = event.steps
+        refusal = None
         try:
             self.admit(client, event, charges, day=day)
-            fits = True
         except BudgetExhausted as error:
-            fits, steps = False, error.steps_that_fit or 0
+            refusal = error
         adds = []
         for each in charges:
             before = self._ready(client, each).spent
@@ -102,9 +119,28 @@ class Register(Books):
             adds_to_share=adds[1] if len(adds) > 1 else None,
             data_set=account_status(self.account, closed=self.closed),
             client=share_status(self.shares.get(client), closed=self.closed),
-            fits=fits,
-            steps_that_fit=min(steps, event.steps),
+            refusal=refusal,
+            steps_that_fit=event.steps if refusal is None else min(refusal.steps_that_fit, event.steps),
         )
+
+    def _counted(self, payload: Mapping[str, Any]) -> None:
+        """Whatever the budget is: it was released."""
+        runs = payload["runs"]
+        owed = self.owed(payload["receipts"])
+        require({run["run"]: run["times"] for run in runs} == owed, "each copy of a run is charged once")
+        self.copied |= payload["receipts"]
+        self.copied_runs += Counter(owed)
+        for run in runs:
+            client, prices = run["client"], run["prices"]
+            price = self.accounting.price_from_json(prices[DATA_SET])
+            filter_ = self.account.fixed_filter
+            for _ in range(run["times"]):
+                self.data_set = _counted(self.account, price)
+                self.spending[client] = filter_.add(self.spending.get(client, filter_.zero()), price)
+                if client in self.shares:
+                    its = self.accounting.price_from_json(prices[CLIENT])
+                    self.shares[client] = _counted(self.shares[client], its)
+                self.charged[client] += 1
 
     def _client_certified(self, payload: Mapping[str, Any]) -> None:
         name = payload["client"]
@@ -120,6 +156,10 @@ class Register(Books):
         require(gone in client.fingerprints, "only a certificate that counts is withdrawn")
         left = tuple(known for known in client.fingerprints if known != gone)
         self.clients[client.name] = replace(client, fingerprint=left[-1] if left else "", others=left[:-1])
+
+    def _quantum_fixed(self, payload: Mapping[str, Any]) -> None:
+        require(payload["work"] not in self.quanta, "a quantum is fixed once")
+        self.quanta[payload["work"]] = payload["milliseconds"]
 
     def _budget_requested(self, payload: Mapping[str, Any]) -> None:
         number, name = payload["number"], payload["client"]
@@ -141,11 +181,17 @@ class Register(Books):
         )
 
 
+def _counted(account: Account, price: Price) -> Account:
+    return replace(account, spent=account.fixed_filter.add(account.spent, price), runs=account.runs + 1)
+
+
 Register.handlers = {
     **Books.handlers,
+    Kind.COPIES_COUNTED: Register._counted,
     Kind.CLIENT_CERTIFIED: Register._client_certified,
     Kind.CERTIFICATE_ADDED: Register._certificate_added,
     Kind.CERTIFICATE_REVOKED: Register._certificate_revoked,
+    Kind.QUANTUM_FIXED: Register._quantum_fixed,
     Kind.BUDGET_REQUESTED: Register._budget_requested,
     Kind.REQUEST_DECIDED: Register._request_decided,
     Kind.OPERATOR_ADDED: lambda books, payload: books.operators.add(payload),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpswd.private_curator.books.location import LedgerLocation, Watcher, changed
+from dpswd.private_curator.books.place import Place, place_of
 from dpswd.private_curator.core.ledger import sqlite_tables
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
 from dpswd.private_curator.core.ledger.sqlite import (
@@ -86,6 +87,11 @@ class SqliteFile:
             expected = sqlite_tables.layout(fresh)
         names = changed(expected, sqlite_tables.layout(session))
         return texts + [f"the {name} is not as the ledger made it" for name in names]
+
+    def place(self, session: Session) -> Place:
+        """See `LedgerLocation.place`. A draft keeps its inode when it gets the ledger's name."""
+        (file,) = session.execute("SELECT file FROM pragma_database_list WHERE name = 'main'").fetchone()
+        return place_of(Path(file), named=self.path)
 
     def clock(self, of: Database | Session) -> Clock:  # noqa: ARG002
         """See `LedgerLocation.clock`."""

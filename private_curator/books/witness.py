@@ -114,6 +114,10 @@ def lacks(session: Session, receipt: SignedEntry) -> bool:
         return False
     for _, statement, signature in by_seq(session, _ACCEPTED):
         entry = SignedEntry.parse(statement, signature)
+        if entry.kind == Kind.COPIES_COUNTED:  # charged, and no more than these
+            if receipt.hash in entry.payload["receipts"]:
+                return False
+            continue
         if entry.kind == Kind.RESTORED:
             if receipt.hash in entry.payload["forgotten"]:
                 return False
@@ -127,5 +131,5 @@ def lacks(session: Session, receipt: SignedEntry) -> bool:
 _CHARGED = "SELECT 1 FROM entries WHERE kind = ? LIMIT 1"
 _ACCEPTED = (
     "SELECT seq, statement, signature FROM (SELECT * FROM entries WHERE kind IN "  # noqa: S608 constants
-    f"('{Kind.RESTORED}', '{Kind.STATE_ACCEPTED}')) AS accepted"
+    f"('{Kind.RESTORED}', '{Kind.STATE_ACCEPTED}', '{Kind.COPIES_COUNTED}')) AS accepted"
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -17,8 +16,10 @@ from dpswd.private_curator.cli.common import (
     record_of,
 )
 from dpswd.private_curator.cli.showing import explain, format_option, show
+from dpswd.private_curator.operator.acts import budget_of
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 
 @click.command()
@@ -118,19 +119,7 @@ def _extend(home: HomeDirectory, epsilon: float, delta: float | None, *, reason:
     click.echo(f"the budget is extended to epsilon {epsilon}")
 
 
-def budget_of(books: Ledger, *, epsilon: float, delta: float | None) -> Any:
-    """A budget under the data set's relation, by default with its delta.
-
-    Raises:
-        InvalidValue: epsilon or delta is outside what is allowed.
-    """
-    account = books.status().data_set
-    return books.accounting.budget(
-        epsilon=epsilon, delta=account.delta if delta is None else delta, relation=account.relation
-    )
-
-
-def share_of(books: Ledger, *, epsilon: float | None, delta: float | None) -> Any:
+def share_of(books: Ledger, *, epsilon: float | None, delta: float | None) -> PrivacyBudget | None:
     """A new client's own share of the budget, or None where it gets none.
 
     Raises:

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from dpswd.private_curator.cli.budgets import budget_of, share_of
+from dpswd.private_curator.cli.budgets import share_of
 from dpswd.private_curator.cli.common import chosen_act, full_id, home_option, reason_option, record_of
 from dpswd.private_curator.cli.showing import explain, format_option, show, table_options
+from dpswd.private_curator.operator.acts import budget_of
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts
 from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from dpswd.private_curator.storage.home_directory import HomeDirectory

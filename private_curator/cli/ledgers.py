@@ -84,7 +84,7 @@ def verify(
 def backup(destination: Path, home: HomeDirectory) -> None:
     """Copies the ledger, also while it is served, to a new file. The key ledger.key is not in it."""
     # Also of a ledger that was put back to an older state: that copy is what a restore accepts in writing.
-    with home.open_ledger(witnessed=False) as books:
+    with home.open_ledger(witnessed=False, here=False) as books:
         books.backup(destination)
         entries = books.head().seq
     home.checks.note("backup", ok=True, entries=entries, by=home.operator, text=str(destination))
@@ -99,8 +99,9 @@ def backup(destination: Path, home: HomeDirectory) -> None:
 @click.option(
     "--as-it-is",
     is_flag=True,
-    help="Puts nothing in its place: serves the ledger as it is although it may be an older state; what was written "
-    "before and is lost is forgotten. Look for a newer backup first.",
+    help="Puts nothing in its place: serves the ledger as it is although it may be an older state, or a copy of it was "
+    "served. With --receipts, what they prove is charged, whatever the budget is, and nothing else is forgotten; "
+    "without, what was written before and is lost: look for a newer backup first, and lower the budget.",
 )
 @click.option("--reason", help="Why, for --as-it-is; it stands in the ledger for good.")
 def restore(
@@ -118,10 +119,18 @@ def restore(
     if as_it_is == (backup_file is not None):
         raise click.UsageError("name the backup's file; or give --as-it-is where there is none")
     if chosen_act(as_it_is=as_it_is, reason=reason) and reason is not None:
-        home.accept_ledger(reason=reason)
-        click.echo("accepted, in writing; lower the budget by what the lost charges may have spent")
+        _accept(home, receipts, reason)
     elif backup_file is not None:
         _restore(backup_file, home, receipts, accept_loss)
+
+
+def _accept(home: HomeDirectory, receipts: Path | None, reason: str) -> None:
+    proven = None if receipts is None else _read_receipts(receipts, home)
+    arguments = {"receipts": None if receipts is None else sha256(receipts.read_bytes())}
+    with seconded(home, "restore", arguments, reason=reason) as acting:
+        counted = acting.accept_ledger(reason=reason, receipts=proven)
+    lower = "lower the budget by what the lost charges may have spent"
+    click.echo(f"accepted, in writing; {lower if proven is None else f'{counted} runs were charged'}")
 
 
 def _restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, accept_loss: str | None) -> None:
@@ -152,15 +161,27 @@ def _restore(backup_file: Path, home: HomeDirectory, receipts: Path | None, acce
 
 @ledger.command("move")
 @home_option
-def move(home: HomeDirectory) -> None:
-    """Moves the file ledger.db into the database that ledger.url names; stop the curator first."""
-    location = home.ledger_location()
-    if isinstance(location, SqliteFile):
-        raise SettingsError("ledger.url names no database; write it into curator.toml, then move the ledger there")
-    source = SqliteFile(home.ledger)
-    check_enrolled(home, read_ledger(source).books.operators)
-    moved = move_ledger(source, location, key=home.read_ledger_key(), by=home.acting)
-    click.echo(f"the ledger stands in {location}; its file is kept as {moved}")
+@reason_option
+def move(home: HomeDirectory, reason: str) -> None:
+    """Moves ledger.db into the database that ledger.url names; or says that a home which was moved stands here now.
+
+    Stop the curator first. The ledger in its old place must never be served again.
+    """
+    location, source = home.ledger_location(), SqliteFile(home.ledger)
+    into = not isinstance(location, SqliteFile) and source.exists()
+
+    def enrolled() -> Enrolled:
+        return (read_ledger(source) if into else home.read_ledger()).books.operators
+
+    check_enrolled(home, enrolled())
+    with seconded(home, "restore", {"into": str(location)}, reason=reason, enrolled=enrolled) as acting:
+        if into:
+            moved = move_ledger(source, location, key=acting.read_ledger_key(), by=acting.acting, reason=reason)
+            click.echo(f"the ledger stands in {location}; its file is kept as {moved}")
+            return
+        with acting.open_ledger(here=False) as books:
+            books.move(reason=reason)
+    click.echo(f"the ledger stands in {location}, and nowhere else")
 
 
 @ledger.command("export")
@@ -175,7 +196,7 @@ def export(home: HomeDirectory, out: Path | None, name: str | None) -> None:
     """
     if out is not None and out.exists():
         raise SettingsError(f"{out} exists; nothing is overwritten, choose another file")
-    with home.open_ledger() as books:
+    with home.open_ledger(here=name is not None) as books:
         lines = books.export() if name is None else iter(client_view(home, books, name))
         if out is None:
             for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,7 +73,7 @@ def main() -> None:
     show_default=True,
     help="How many records of one person there are at most (`records convert --person --most`); prices them together.",
 )
-@common.field_option(RecordsSettings, "name", note="[default: the file's name]")
+@common.field_option(RecordsSettings, "name", note="Teams and boards read it.  [default: asked, or the file's name]")
 @common.field_option(RecordsSettings, "labelled")
 @reading_options
 @scaling_options
@@ -109,7 +110,7 @@ def init(
 
     An epsilon above 10, or a delta of 1/n and more, has to be typed out.
     """
-    chosen_records = reading(file, name=name, **chosen)
+    chosen_records = reading(file, name=name or _asked_name(file), **chosen)
     groups: dict[str, dict[str, object]] = {
         "listen": parse_address(address),
         "compute": {"device": device},
@@ -136,6 +137,7 @@ def init(
         show(
             {
                 "home": str(made.path),
+                "name": chosen_records.name,
                 "records": status.records,
                 "format": layout.format.value,
                 "record_shape": " x ".join(map(str, chosen_records.record_shape or layout.shape)) or "one value",
@@ -152,6 +154,15 @@ def init(
         )
     for note in layout.notes:
         explain(f"note: {note}")
+
+
+def _asked_name(file: Path) -> str:
+    """The data set's name, from whoever is there to type it."""
+    default = file.resolve().stem
+    if sys.stdin.isatty():
+        return str(click.prompt("Name of the data set, which teams and boards read", default=default, err=True))
+    click.echo(f"the data set is named {default!r}, after its file; --name gives it another name", err=True)
+    return default
 
 
 def _of_records(status: LedgerStatus) -> dict[str, object]:

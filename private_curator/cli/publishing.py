@@ -19,9 +19,6 @@ from dpswd.shared.files import write_public
 if TYPE_CHECKING:
     from dpswd.private_curator.operator.publishing import Preview, Publishing
 
-CONFIRMATION = "publish"
-"""The word that is typed to confirm."""
-
 _client_option = click.option("--client", required=True, help="The registered name that is charged.")
 
 
@@ -61,25 +58,19 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
     Shows first what will be released and charged. A repeat of the command, after a crash too, costs nothing and gives
     the same file.
     """
-    from dpswd.private_curator.operator.publishing import Publishing, check_out, write_out
-    from dpswd.private_curator.serving.server import CuratorServer
+    from dpswd.private_curator.operator.publishing import Publishing, check_out, released, write_out
     from dpswd.shared.protocol.publications import Proposal
 
     if chosen_format() == "json" and not yes:
         raise click.UsageError("--format json shows no preview to confirm; give --yes as well")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
     asked = Publishing(home, Proposal.read(proposal), client)
-    made = asked.kept()
-    if check_out(out, made, purpose=purpose):
+    if check_out(out, asked.kept(), purpose=purpose):
         click.echo(f"{out} is there already; nothing was charged")
         return
-    charged = False
-    if made is None:
-        with CuratorServer(home, configuration.load(home.path)) as server:
-            service = server.ready()
-            if charged := not asked.charged(service):
-                _confirm(asked.preview(service), asked, purpose=purpose, confirmed=yes)
-            made = asked.publish(service, purpose=purpose)
+    made, charged = released(
+        asked, purpose=purpose, agreed=lambda told: _confirm(told, asked, purpose=purpose, confirmed=yes)
+    )
     write_out(out, made)
     show(
         {
@@ -96,6 +87,8 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
 
 def _confirm(told: Preview, asked: Publishing, *, purpose: str, confirmed: bool) -> None:
     """Shows what is about to be released, and waits for the operator's word; what does not fit is refused later."""
+    from dpswd.private_curator.operator.publishing import CONFIRMATION
+
     if chosen_format() == "text":
         rows = {
             "everybody will read": f"{told.releases}, of all {told.records} records",

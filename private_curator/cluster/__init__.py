@@ -1,4 +1,4 @@
-"""Shards of a sum over every record on several machines, by Dask's distributed scheduler (docs/adr/0010).
+"""Shards of a sum over every record on several machines, by Dask's distributed scheduler (docs/adr/README.md, 10).
 
 ::
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from dpswd.private_curator.console.pages import Pages, download
-from dpswd.private_curator.operator.acts import verify_ledger
+from dpswd.private_curator.operator import acts
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import report_page, signed_page
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -29,7 +29,7 @@ class _EntryNumber(IntegerConvertor):
 
 
 register_url_convertor("entry", _EntryNumber())
-_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?")
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")
 
 
 class Acts:
@@ -49,23 +49,82 @@ class Acts:
         return {
             "/freeze": self._freeze,
             "/unfreeze": self._unfreeze,
+            "/budget/extend": self._extend,
+            "/teams/approve": self._approve,
             "/teams/pause": self._pause,
             "/teams/resume": self._resume,
+            "/teams/share": self._share,
+            "/teams/cap": self._cap,
             "/requests/{number:entry}": self._decide,
             "/ledger/verify": self._verify,
             "/publication": self._pages.price,
+            "/publication/make": self._publish,
             "/report": self._report,
         }
 
     def _freeze(self, request: Request, form: FormData) -> Response:
         with self._home.open_ledger() as books:
             books.freeze(reason=field(form, "reason"))
-        return _done(request, "/", "The data set is frozen: nothing new is released.")
+        return _done(request, "/budget", "The data set is frozen: nothing new is released.")
 
     def _unfreeze(self, request: Request, form: FormData) -> Response:
         with self._home.open_ledger() as books:
             books.unfreeze(reason=field(form, "reason"))
-        return _done(request, "/", "The data set is open again.")
+        return _done(request, "/budget", "The data set is open again.")
+
+    def _extend(self, request: Request, form: FormData) -> Response:
+        """Shown with its effect first, and done with the words that a doubtful one takes."""
+        epsilon, reason = number(form, "epsilon"), field(form, "reason")
+        delta = number(form, "delta") if form.get("delta") else None
+        if "shown" not in form:
+            told = acts.extension(self._home, epsilon=epsilon, delta=delta)
+            return self._pages.effect(request, told, {"epsilon": epsilon, "delta": delta, "reason": reason})
+        typed = str(form.get("typed", ""))
+        acts.extend_budget(self._home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)
+        return _done(request, "/budget", f"The budget is extended to epsilon {epsilon:g}.")
+
+    def _approve(self, request: Request, form: FormData) -> Response:
+        """A share of its own only where one is given, as on the command line."""
+        issued, known = acts.approve_certificate(
+            self._home,
+            uploaded(form, "request"),
+            days=int(number(form, "days")),  # as the command line: what a second operator repeats is the very same
+            epsilon=number(form, "epsilon") if form.get("epsilon") else None,
+            told=str(form.get("fingerprint", "")),
+        )
+        said = "has a further certificate" if known else "is added"
+        return _done(request, "/teams", f"{issued.name} {said}: send it the files under Certificates below.")
+
+    def _share(self, request: Request, form: FormData) -> Response:
+        team, epsilon = field(form, "team"), number(form, "epsilon")
+        with self._home.open_ledger() as books:
+            books.set_share(team, acts.budget_of(books, epsilon=epsilon), reason=field(form, "reason"))
+        return _done(request, "/teams", f"The share of {team} is epsilon {epsilon:g}.")
+
+    def _cap(self, request: Request, form: FormData) -> Response:
+        team, epsilon = field(form, "team"), number(form, "epsilon")
+        with self._home.open_ledger() as books:
+            books.set_cap(team, epsilon or None, reason=field(form, "reason"))
+        cap = f"at most epsilon {epsilon:g} a day" if epsilon else "as much a day as its budget has"
+        return _done(request, "/teams", f"{team} may spend {cap}.")
+
+    def _publish(self, request: Request, form: FormData) -> Response:
+        """The file itself, to be kept; the session holds the proposal whose price was looked at."""
+        from dpswd.private_curator.operator.publishing import CONFIRMATION, Preview, Publishing, released
+
+        looked = request.state.session.looked
+        if looked is None or looked[0].digest != field(form, "proposal"):
+            raise InvalidValue("look at the proposal's price first; nothing was charged")
+        if field(form, "typed") != CONFIRMATION:
+            raise InvalidValue(f"type {CONFIRMATION} to charge and release it; nothing was charged")
+        proposal, team, shown = looked
+
+        def agreed(told: Preview) -> None:
+            if (told.epsilon, told.spent, told.remaining) != (shown.epsilon, shown.spent, shown.remaining):
+                raise InvalidValue("the budget has changed since the price was shown: look again; nothing was charged")
+
+        made, _ = released(Publishing(self._home, proposal, team), purpose=field(form, "purpose"), agreed=agreed)
+        return download(made.to_file(), f"{team}-{proposal.digest[:8]}.dpswd", "application/octet-stream")
 
     def _pause(self, request: Request, form: FormData) -> Response:
         team = field(form, "team")
@@ -92,7 +151,7 @@ class Acts:
         return _done(request, "/requests", f"{said}: epsilon {granted:g} is added." if granted else f"{said}.")
 
     def _verify(self, request: Request, _form: FormData) -> Response:
-        report = verify_ledger(self._home)
+        report = acts.verify_ledger(self._home)
         said = "verifies" if report.ok else f"DOES NOT VERIFY: {len(report.findings)} findings"
         return _done(request, "/ledger", f"The ledger {said}; {report.entries} entries were read.")
 
@@ -115,6 +174,18 @@ def field(form: FormData, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue(f"the field {name!r} is empty; nothing was done")
     return value.strip()
+
+
+def uploaded(form: FormData, name: str) -> bytes:
+    """A file of a form.
+
+    Raises:
+        InvalidValue: there is none.
+    """
+    file = form.get(name)
+    if not isinstance(file, UploadFile) or not file.filename:
+        raise InvalidValue(f"no {name} was chosen; choose its file. Nothing was done")
+    return file.file.read()
 
 
 def number(form: FormData, name: str) -> float:

@@ -19,14 +19,19 @@ from dpswd.private_curator.console.door import COOKIE, MAX_FORM_BYTES, SIGN_IN, 
 from dpswd.private_curator.console.pages import Pages
 from dpswd.private_curator.console.rendering import page
 from dpswd.private_curator.console.sessions import SESSION_S, Sessions
+from dpswd.private_curator.operator.seconding import ActNoted
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DpswdError
-from dpswd.shared.protocol.publications import MAX_FILE_BYTES
+from dpswd.shared.core.wire.limits import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
 PUBLICATION = "/publication"
-_STATIC = {"/console.css": "text/css; charset=utf-8", "/favicon.svg": "image/svg+xml"}
+_STATIC = {
+    "/console.css": "text/css; charset=utf-8",
+    "/console.js": "text/javascript; charset=utf-8",
+    "/favicon.svg": "image/svg+xml",
+}
 """Every file that is served, by its path: no other name is looked for."""
 _MOST_FIELDS = 16
 
@@ -54,6 +59,7 @@ def console(home: HomeDirectory, *, origins: frozenset[str], announce: Callable[
         routes=routes,
         exception_handlers={
             DpswdError: pages.refused,
+            ActNoted: pages.noted,
             HTTPException: pages.not_there,
             ClientDisconnect: _too_large,
             Exception: _failed,
@@ -64,7 +70,8 @@ def console(home: HomeDirectory, *, origins: frozenset[str], announce: Callable[
         sessions=sessions,
         origins=origins,
         unlocked=frozenset({SIGN_IN, *_STATIC}),
-        room={PUBLICATION: MAX_FILE_BYTES + MAX_FORM_BYTES},
+        # As large as a proposal may be, whose module would load tensors: pages need none.
+        room={PUBLICATION: 2 * MAX_MESSAGE_BYTES + MAX_FORM_BYTES},
     )
 
 

@@ -23,6 +23,8 @@ from dpswd.shared.core.errors import SettingsError
 
 COOKIE = "dpswd-console"
 SIGN_IN = "/sign-in"
+LIVE = "live"
+"""In the query of what a page asks by itself."""
 MAX_FORM_BYTES = 64 * 1024
 """A form's text fields; a path may have its own bound."""
 METHODS = ("GET", "HEAD", "POST")
@@ -31,9 +33,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """The only hosts that a browser may know the console by: no name that somebody else's name server could give away."""
 
 HEADERS = {
-    # No script, no frame, no other origin; forms go home only. Pages have no inline style either.
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'",
+    # One script, which is served here; no frame, no other origin; forms go home only. Nothing is inline.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     # With no-referrer browsers would send "Origin: null" with our own forms.
@@ -87,7 +89,9 @@ class Door:
             return _refused(413, "the request is too large")
         if "content-length" in headers and "transfer-encoding" in headers:  # which of the two ends it?
             return _refused(400, "a request has one length: Content-Length or Transfer-Encoding", Connection="close")
-        session = self.sessions.of(HTTPConnection(scope).cookies.get(COOKIE))
+        connection = HTTPConnection(scope)
+        # What a page asks by itself is no look of anybody's: it keeps no session.
+        session = self.sessions.of(connection.cookies.get(COOKIE), looks=LIVE not in connection.query_params)
         scope.setdefault("state", {})["session"] = session
         if session is None and scope["path"] not in self.unlocked:
             if method == "POST":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import io
 import tempfile
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,15 +15,18 @@ from urllib.parse import urlencode
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from dpswd.private_curator.console import views
+from dpswd.private_curator.console.door import LIVE
 from dpswd.private_curator.console.rendering import PLACES, Frame, page
 from dpswd.private_curator.operator import seconding
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
-from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.guards import Effect
+from dpswd.private_curator.operator.record import Record, changes
 from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.settings import tree as configuration
+from dpswd.private_curator.storage.certificates import LEAF_DAYS
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, DpswdError, GrantNotHeld, LedgerError
 
@@ -46,7 +51,10 @@ class Pages:
         """Every page by its path."""
         return {
             "/": self._overview,
+            "/budget": self._budget,
+            "/changes": self._changes,
             "/teams": self._teams,
+            "/teams/{fingerprint}/credentials.zip": self._credentials,
             "/runs": self._runs,
             "/runs/{run_id}": self._run,
             "/runs/{run_id}/receipt.json": self._receipt,
@@ -71,6 +79,38 @@ class Pages:
         heading = "Not found" if error.status_code == 404 else "Refused"
         return self._show("refused", request, None, status=error.status_code, text=text, heading=heading)
 
+    def noted(self, request: Request, error: Exception) -> Response:
+        """Where an act that waits for a second operator stands."""
+        request.state.session.say(str(error))
+        return RedirectResponse("/requests", status_code=303)
+
+    def effect(self, request: Request, effect: Effect, asked: dict[str, Any]) -> Response:
+        """What extending the budget changes, before it is done."""
+        return self._show("effect", request, None, effect=effect, asked=asked)
+
+    def _changes(self, _request: Request) -> Response:
+        """Another word after anything that a page shows has changed."""
+        return PlainTextResponse(changes(self._home))
+
+    def _budget(self, request: Request) -> Response:
+        record, asked = self._record(), request.query_params
+        given = {name: asked.get(name, "") for name in ("epsilon", "delta", "reason")}
+        return self._show("budget", request, record, told=record.overview, given=given)
+
+    def _credentials(self, request: Request) -> Response:
+        """What a team needs beside its key, none of it secret."""
+        record, chosen = self._record(), request.path_params["fingerprint"]
+        name = next((one.name for one in record.clients for c in one.certificates if c.fingerprint == chosen), None)
+        if name is None:
+            raise GrantNotHeld("no certificate that counts has this fingerprint")
+        files = self._home.authority.credentials(chosen)
+        files["ledger.pub"] = f"{record.health.public_key}\n".encode()
+        with io.BytesIO() as made:
+            with zipfile.ZipFile(made, "w") as archive:
+                for file, content in files.items():
+                    archive.writestr(file, content)
+            return download(made.getvalue(), f"{name}.zip", "application/zip")
+
     def _overview(self, request: Request) -> Response:
         record = self._record()
         told = record.overview
@@ -92,7 +132,13 @@ class Pages:
         record = self._record()
         whole = record.overview.epsilon
         teams = [(client, *views.bar(client, whole=whole)) for client in record.clients]
-        return self._show("teams", request, record, teams=teams, states=views.STATES, why=WHY_COUNTS_DIFFER)
+        given = {
+            "epsilon": request.query_params.get("epsilon", ""),
+            "days": request.query_params.get("days", LEAF_DAYS),
+        }
+        return self._show(
+            "teams", request, record, teams=teams, states=views.STATES, why=WHY_COUNTS_DIFFER, given=given
+        )
 
     def _runs(self, request: Request) -> Response:
         record, chosen = self._record(), request.query_params.get("team", "")
@@ -122,9 +168,8 @@ class Pages:
             if asked.decision is None
         ]
         decided = [asked for asked in reversed(record.requests) if asked.decision is not None]
-        return self._show(
-            "requests", request, record, waiting=waiting, decided=decided[:ROWS], noted=seconding.waiting(self._home)
-        )
+        noted = [(act, views.again(act)) for act in seconding.waiting(self._home)]
+        return self._show("requests", request, record, waiting=waiting, decided=decided[:ROWS], noted=noted)
 
     def _timeline(self, request: Request) -> Response:
         record, asked = self._record(), request.query_params
@@ -162,7 +207,7 @@ class Pages:
 
     def _publication(self, request: Request) -> Response:
         record = self._record()
-        return self._show("publication", request, record, teams=_teams(record), chosen="", told=None, words="")
+        return self._show("publication", request, record, teams=_teams(record), chosen="", told=None)
 
     def price(self, request: Request, form: FormData) -> Response:
         """What a proposal would release and cost; charges nothing and keeps nothing."""
@@ -188,12 +233,23 @@ class Pages:
             settings=record.settings,
             day=record.now.date().isoformat(),
         )
+        request.state.session.looked = proposal, team, told
         return self._show(
-            "publication", request, record, teams=_teams(record), chosen=team, told=told, words=proposal.purpose
+            "publication",
+            request,
+            record,
+            teams=_teams(record),
+            chosen=team,
+            told=told,
+            words=proposal.purpose,
+            digest=proposal.digest,
         )
 
     def _report(self, request: Request) -> Response:
         return self._show("report", request, self._record())
+
+    def _waiting(self, record: Record) -> int:
+        return sum(asked.decision is None for asked in record.requests) + len(seconding.waiting(self._home))
 
     def _record(self) -> Record:
         return Record(self._home)
@@ -202,7 +258,7 @@ class Pages:
         self, template: str, request: Request, record: Record | None, *, status: int = 200, **values: Any
     ) -> Response:
         """A page in its frame; without a record, as after an error, the frame says less."""
-        session, path = request.state.session, request.url.path
+        session, path, live = request.state.session, request.url.path, LIVE in request.query_params
         if record is None:
             with contextlib.suppress(DpswdError):  # the page is about another error, or about this one
                 values.setdefault("data_set", configuration.load(self._home.path).records.name)
@@ -213,10 +269,17 @@ class Pages:
             here=max((place for place, _ in PLACES if _within(path, place)), key=len, default=""),
             now=dt.datetime.now(dt.UTC) if record is None else record.now,
             state="" if record is None else record.overview.state,
-            waiting=0 if record is None else sum(asked.decision is None for asked in record.requests),
-            notices=session.heard(),
+            waiting=0 if record is None else self._waiting(record),
+            notices=() if live else session.heard(),
+            live="" if record is None or request.method == "POST" else f"{path}?{_query(request, **{LIVE: 1})}",
+            mark="" if record is None else record.mark,
         )
         return page(template, status=status, frame=frame, **values)
+
+
+def _query(request: Request, **further: object) -> str:
+    """An address's query with further fields, as a person's."""
+    return urlencode({name: value for name, value in request.query_params.items() if name != LIVE} | further)
 
 
 def _within(path: str, place: str) -> bool:
@@ -234,7 +297,7 @@ def _paged(rows: Sequence[_Row], request: Request) -> tuple[Sequence[_Row], dict
     begin = number * ROWS
 
     def link(other: int) -> str:
-        return "?" + urlencode({**request.query_params, "page": other})
+        return f"?{_query(request, page=other)}"
 
     older = link(number + 1) if begin + ROWS < len(rows) else None
     return rows[begin : begin + ROWS], {"newer": link(number - 1) if number else None, "older": older}

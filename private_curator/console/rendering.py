@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from dpswd.private_curator.operator.charts import share_of
@@ -16,6 +18,7 @@ from dpswd.shared.core.errors import rounded
 
 PLACES = (
     ("/", "Overview"),
+    ("/budget", "Budget"),
     ("/teams", "Teams"),
     ("/runs", "Runs"),
     ("/requests", "Requests"),
@@ -25,6 +28,23 @@ PLACES = (
     ("/report", "Report"),
 )
 """The pages in order, with their paths."""
+
+
+_ACTS = re.compile(r"(dpswd-curator [a-z]+|extend (?:it|the budget) first)")
+_PAGES = {
+    "extend it first": "/budget#extend",
+    "extend the budget first": "/budget#extend",
+    "budget": "/budget",
+    "approve": "/teams#approve",
+    "clients": "/teams",
+    "requests": "/requests",
+    "runs": "/runs",
+    "history": "/timeline",
+    "ledger": "/ledger",
+    "publish": "/publication",
+    "report": "/report",
+}
+"""Where a thing is done here that a message sends an operator to, by its words or by the command's first one."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +58,10 @@ class Frame:
         here: path of the page in `PLACES`.
         now: the time that the page shows.
         state: of the data set; empty where the ledger cannot be read.
-        waiting: requests of teams that nobody has decided.
+        waiting: requests of teams that nobody has decided, and acts that wait for a second operator.
         notices: what is said once.
+        live: the address that shows the page anew; empty where it would show another one.
+        mark: see `dpswd.private_curator.operator.record.changes`.
     """
 
     data_set: str
@@ -50,6 +72,8 @@ class Frame:
     state: str = ""
     waiting: int = 0
     notices: Sequence[str] = ()
+    live: str = ""
+    mark: str = ""
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
@@ -62,6 +86,15 @@ def plain(text: object) -> str:
     return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign)[0] == "C" else sign for sign in str(text))
 
 
+def linked(text: str) -> Markup:
+    """Our own words, in which each act that has a page here leads to it."""
+    found = _ACTS.split(plain(text))
+    for place in range(1, len(found), 2):
+        page = _PAGES.get(found[place].rpartition("dpswd-curator ")[2], "")
+        found[place] = Markup('<a href="{}">{}</a>').format(page, found[place]) if page else escape(found[place])
+    return Markup("").join(found)
+
+
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("dpswd.private_curator.console"),
@@ -71,6 +104,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["plain"] = plain
+    made.filters["linked"] = linked
     made.filters["up"] = lambda value: rounded(value, up=True)
     made.filters["down"] = lambda value: rounded(value, up=False)
     made.filters["time"] = dt.datetime.fromisoformat

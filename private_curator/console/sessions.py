@@ -13,6 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpswd.private_curator.operator.publishing import Preview
+    from dpswd.shared.protocol.publications import Proposal
 
 SESSION_S = 8 * 3600.0
 """A session ends after a working day, whatever happens in it."""
@@ -31,12 +36,14 @@ class Session:
         opened: when, by the clock.
         seen: when a page was last asked for.
         notices: what the next page says once.
+        looked: the proposal whose price was looked at last, for which team, and what was shown.
     """
 
     csrf: str
     opened: float
     seen: float
     notices: list[str] = field(default_factory=list)
+    looked: tuple[Proposal, str, Preview] | None = None
 
     def carries(self, token: str) -> bool:
         """Whether a form's token is this session's."""
@@ -81,13 +88,13 @@ class Sessions:
             self._new_token()
         return cookie
 
-    def of(self, cookie: str | None) -> Session | None:
-        """The session of a cookie, as long as it lasts."""
+    def of(self, cookie: str | None, *, looks: bool = True) -> Session | None:
+        """The session of a cookie, as long as it lasts; it lasts longer where somebody looks."""
         with self._lock:
             now = self._clock()
             self._drop_ended(now)
             session = None if cookie is None else self._open.get(_key(cookie))
-            if session is not None:
+            if session is not None and looks:
                 session.seen = now
             return session
 

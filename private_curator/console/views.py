@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
 
 from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.operator.charts import SpentOverTime, spent_over_time
@@ -46,9 +49,9 @@ def ahead(overview: Overview) -> tuple[str, ...]:
     if overview.state != "open":
         first = "Nothing is released now, so nothing is spent."
     elif overview.remaining <= 0.0:
-        first = "The budget is exhausted."
+        first = "The budget is exhausted: extend it first, if more is to be released."
     elif told.exhausted_on is None:
-        first = "At this rate the budget lasts longer than any calendar."
+        first = "When the budget ends cannot be told: of less than a week of spending no rate is taken."
     else:
         since = "one run" if overview.runs == 1 else f"{overview.runs} runs"
         first = f"At the rate so far ({since}) the budget is exhausted on {told.exhausted_on}."
@@ -101,6 +104,15 @@ def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> s
     if allowed > overview.epsilon:
         return f"{text}. That is more than its budget of {overview.epsilon:g}: grant less, or extend it first"
     return text
+
+
+def again(noted: Mapping[str, Any]) -> str:
+    """The page on which a second operator does what a first one has noted, filled in; empty where there is none."""
+    place = {"extend": "/budget?{}#extend", "approve": "/teams?{}#approve"}.get(noted["act"], "")
+    given = {
+        name: value for name, value in noted["arguments"].items() if name in ("epsilon", "delta", "days") and value
+    }
+    return place.format(urlencode({**given, "reason": noted["reason"]}))
 
 
 def witness(health: Health) -> Pill:

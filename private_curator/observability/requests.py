@@ -13,7 +13,6 @@ from google.rpc import error_details_pb2, status_pb2
 from dpswd.private_curator.observability.metrics import TIME_STEP_S, Metrics
 from dpswd.private_curator.settings.groups import TracingSettings
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.status import REASONS
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
             outcome = UNKNOWN
             try:
                 reply = handler.stream_unary(requests, context)
-                outcome = outcome_of_reply(reply)
+                outcome = OK
             except BaseException:
                 outcome = outcome_of(context)
                 raise
@@ -84,13 +83,6 @@ class RequestWatch(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if self._tracing is not None:
             ended_ns = begun_ns + int(seconds * 1e9)
             self._tracing.span(self._service, operation, outcome, begun_ns=begun_ns, ended_ns=ended_ns)
-
-
-def outcome_of_reply(reply: object) -> str:
-    """OK; for a dry run that does not fit, the reason for which the run itself would be refused."""
-    if isinstance(reply, pb.OpenRunResponse) and not reply.run_id and not reply.fits:
-        return "BUDGET_EXHAUSTED"
-    return OK
 
 
 def outcome_of(context: Any) -> str:

@@ -1,7 +1,7 @@
 """An ONNX model in a confined worker, seen from the operator's command: described, opened, asked for features.
 
 The worker has no network, reads no file but libraries, and is ended when it exceeds its time or memory, as for
-extractors (docs/adr/0006). What it answers is an array of a size that was agreed before, and checked by the caller.
+extractors. What it answers is an array of a size that was agreed before, and checked by the caller.
 """
 
 from __future__ import annotations

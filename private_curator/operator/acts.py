@@ -19,6 +19,7 @@ from dpswd.private_curator.operator import guards
 from dpswd.private_curator.operator.seconding import seconded
 from dpswd.private_curator.serving import renewals
 from dpswd.private_curator.serving.renewals import SigningRequest
+from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import ClientCertificate
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.accounting.persons import allowed_for_record, promised_to_person
@@ -129,7 +130,7 @@ def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
     """
     arguments = {"operator": name, "key": key}
     with seconded(home, "enrol", arguments, reason=f"enrol {name}") as acting, acting.open_ledger() as ledger:
-        ledger.enrol(name, key)
+        ledger.enrol(name, key, second=configuration.load(home.path).operators.second)
 
 
 def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
@@ -140,7 +141,7 @@ def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
         InvalidValue: there is none of this name.
     """
     with seconded(home, "remove", {"operator": name}, reason=reason) as acting, acting.open_ledger() as ledger:
-        ledger.remove_operator(name, reason=reason)
+        ledger.remove_operator(name, reason=reason, second=configuration.load(home.path).operators.second)
 
 
 def check_enrolled(home: HomeDirectory, known: Enrolled) -> None:
@@ -275,6 +276,18 @@ def stated_budget(now: AccountStatus, epsilon: float, delta: float | None, *, re
     _budget(epsilon, now.delta if delta is None else delta)
     each, its_delta = allowed_for_record(epsilon, now.delta if delta is None else delta, records_per_person)
     return _budget(each, now.delta if delta is None else its_delta)
+
+
+def budget_of(books: Ledger, *, epsilon: float, delta: float | None = None) -> PrivacyBudget:
+    """A budget under the data set's relation, by default with its delta.
+
+    Raises:
+        InvalidValue: epsilon or delta is outside what is allowed.
+    """
+    account = books.status().data_set
+    return books.accounting.budget(
+        epsilon=epsilon, delta=account.delta if delta is None else delta, relation=account.relation
+    )
 
 
 def _of_person(budget: PrivacyBudget, records_per_person: int) -> PrivacyBudget:

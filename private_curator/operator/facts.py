@@ -25,7 +25,8 @@ class Forecast:
     Attributes:
         next_spent: epsilon of the data set after one more run like the last; None before the first run.
         next_fits: whether that run would be admitted to the data set's budget.
-        exhausted_on: the day (YYYY-MM-DD) on which the budget ends at the rate so far; None where none can be told.
+        exhausted_on: the day (YYYY-MM-DD) on which the budget ends at the rate so far; None where none can be told, or
+            spending began less than a week ago.
     """
 
     next_spent: float | None
@@ -138,7 +139,8 @@ class RunFacts:
         opened: UTC, ISO 8601.
         purpose: why, in the client's words; may be empty.
         mechanism: the name of what a step releases.
-        release: the same in words.
+        release: how many numbers leave in a step, in words for whoever decides.
+        exactly: what they are, in the words of the priced event.
         noise: the standard deviations of its noises, in words.
         batch: b, records of one step's sample.
         records: n.
@@ -162,6 +164,7 @@ class RunFacts:
     purpose: str
     mechanism: str
     release: str
+    exactly: str
     noise: str
     batch: int
     records: int

@@ -9,13 +9,16 @@ and gives the same file.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dpswd.private_curator.books.figures import Quote
 from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.private_curator.serving.server import CuratorServer
 from dpswd.private_curator.serving.service import CuratorService
+from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import check_client_name
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, SettingsError
@@ -27,6 +30,9 @@ from dpswd.shared.files import write_private, write_public
 from dpswd.shared.protocol.contract import DataContract
 from dpswd.shared.protocol.publications import Proposal, Publication
 from dpswd.shared.words import one_line
+
+CONFIRMATION = "publish"
+"""The word that is typed to confirm."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,42 @@ class Publishing:
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"dpswd publication {self.client} {self.proposal.digest} {what}"))
 
 
+def released(asked: Publishing, *, purpose: str, agreed: Callable[[Preview], object]) -> tuple[Publication, bool]:
+    """The publication, made now where it was not before, and whether it was charged now.
+
+    Args:
+        asked: the proposal, and who is charged.
+        purpose: see `Publishing.publish`.
+        agreed: called with what will be released and charged, before it is; raises to stop.
+
+    Raises:
+        DpswdError: see `Publishing`.
+    """
+    kept = asked.kept()
+    if kept is not None:
+        check_purpose(kept, purpose)
+        return kept, False
+    with CuratorServer(asked.home, configuration.load(asked.home.path)) as server:
+        service = server.ready()
+        charged = not asked.charged(service)
+        if charged:
+            agreed(asked.preview(service))
+        return asked.publish(service, purpose=purpose), charged
+
+
+def check_purpose(kept: Publication, purpose: str) -> None:
+    """Holds a repeat to the words that were signed.
+
+    Raises:
+        SettingsError: the publication was made for another purpose.
+    """
+    if kept.message.purpose != purpose:
+        raise SettingsError(
+            f"this proposal was published for the purpose {kept.message.purpose!r}; repeat it with these words, the "
+            "file is signed with them"
+        )
+
+
 def check_out(out: Path, kept: Publication | None, *, purpose: str) -> bool:
     """Looks, before anything is charged, where a publication is to be written.
 
@@ -207,11 +249,8 @@ def check_out(out: Path, kept: Publication | None, *, purpose: str) -> bool:
     Raises:
         SettingsError: another file is there, its folder is not, or the publication was made for another purpose.
     """
-    if kept is not None and kept.message.purpose != purpose:
-        raise SettingsError(
-            f"this proposal was published for the purpose {kept.message.purpose!r}; repeat it with these words, the "
-            "file is signed with them"
-        )
+    if kept is not None:
+        check_purpose(kept, purpose)
     if not out.parent.is_dir():
         raise SettingsError(f"{out.parent} is no folder; make it, or choose another file")
     if not out.exists():

@@ -6,7 +6,10 @@ will do. Nothing here acts; acts are `dpswd.private_curator.books.operator`'s.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import hashlib
+import os
 from dataclasses import fields
 from functools import cached_property
 
@@ -15,6 +18,7 @@ from dpswd.private_curator.books.reading import LedgerReading
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET
 from dpswd.private_curator.core.ledger.statements import Client, Kind, Run
+from dpswd.private_curator.core.ledger.store import head
 from dpswd.private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
 from dpswd.private_curator.operator.guards import factor
 from dpswd.private_curator.operator.timeline import Event, Followed, followed, met, refused
@@ -24,8 +28,11 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import GrantNotHeld
-from dpswd.shared.core.privacy.events import Part
+from dpswd.shared.core.privacy.events import Part, QuantileCoefficients, RowProjections, SanitizedGradient
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+
+_LEAST_SPENDING = dt.timedelta(days=7)
+"""Of less no rate is told: whoever tries on a Monday is not told that the budget ends on Tuesday."""
 
 
 class Record:
@@ -35,6 +42,9 @@ class Record:
         home: its directory.
         now: the present, UTC.
 
+    Attributes:
+        mark: of what it shows, see `changes`.
+
     Raises:
         SettingsError: the home is none.
         LedgerUnavailable, LedgerCorrupt: the ledger cannot be read.
@@ -42,6 +52,7 @@ class Record:
 
     def __init__(self, home: HomeDirectory, *, now: dt.datetime | None = None) -> None:
         self.home = home
+        self.mark = changes(home)  # first: what changes meanwhile is another mark
         self.now = now or dt.datetime.now(dt.UTC)
         self.settings = configuration.load(home.path)
         self.reading: LedgerReading = home.read_ledger()
@@ -176,15 +187,17 @@ class Record:
         return Forecast(next_spent=after, next_fits=fits, exhausted_on=self._exhausted_on())
 
     def _exhausted_on(self) -> str | None:
-        """By a straight line from the first charge to now; a day after year 9999 is none."""
+        """By a straight line from the first charge to now, after a week of it; a day after year 9999 is none."""
         account = self.reading.status.data_set
         first = next((point for point in self._followed.points if point.kind == Kind.RUN_OPENED), None)
         if first is None or account.epsilon_spent <= 0.0 or self.reading.books.closed:
             return None
-        days = max(1.0, (self.now - dt.datetime.fromisoformat(first.time)).total_seconds() / 86400.0)
-        left = account.epsilon_remaining * days / account.epsilon_spent
+        spending = self.now - dt.datetime.fromisoformat(first.time)
+        if spending < _LEAST_SPENDING:
+            return None
         try:
-            return (self.now + dt.timedelta(days=left)).date().isoformat()
+            left = spending * (account.epsilon_remaining / account.epsilon_spent)
+            return (self.now + left).date().isoformat()
         except OverflowError:
             return None
 
@@ -198,6 +211,23 @@ class Record:
         holds = noted.seq <= self.reading.head.seq and (known is None or known.statement == noted.statement)
         says = "which the ledger holds" if holds else "WHICH THE LEDGER LACKS: it was put back to an older state"
         return holds, f"entry {noted.seq} of {noted.time}, {says}"
+
+
+def changes(home: HomeDirectory) -> str:
+    """Another word after anything that a `Record` shows has changed: the ledger's last entry, and the home's files.
+
+    Raises:
+        SettingsError, LedgerUnavailable, LedgerCorrupt: see `Record`.
+    """
+    with home.ledger_location().reading() as session:
+        last = head(session)
+    found = []
+    with os.scandir(home.path) as files:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # a journal of SQLite comes and goes
+                if not file.name.startswith("ledger."):  # reading touches them
+                    found.append((file.name, file.stat().st_mtime_ns, file.stat().st_size))
+    return hashlib.sha256(repr((last and last.hash, sorted(found))).encode()).hexdigest()
 
 
 def promise(epsilon: float, delta: float, *, records_per_person: int = 1) -> str:
@@ -224,7 +254,8 @@ def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunF
         opened=entry.time,
         purpose=run.purpose,
         mechanism=declared.mechanism,
-        release=" and ".join(_released(part) for part in step.parts),
+        release=_in_words(run),
+        exactly=" and ".join(_exactly(part) for part in step.parts),
         noise=", ".join(f"{part.sigma:.4g}" for part in step.parts),
         batch=step.batch,
         records=step.records,
@@ -243,7 +274,26 @@ def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunF
     )
 
 
-def _released(part: Part) -> str:
+def _in_words(run: Run) -> str:
+    """How many numbers leave, for whoever decides; what each is stands in the event."""
+    step = run.event.step
+    numbers = f"{sum(_numbers(part, step.batch) for part in step.parts):,} noised numbers"
+    if run.steps > 1:
+        numbers += f" in each of {run.steps:,} steps"
+    if any(isinstance(part, RowProjections) for part in step.parts):
+        return f"{numbers}, some of each record in the step; no record without noise"
+    return f"{numbers}; no record"
+
+
+def _numbers(part: Part, batch: int) -> int:
+    if isinstance(part, RowProjections):
+        return batch * part.directions
+    if isinstance(part, QuantileCoefficients):
+        return part.directions * part.coefficients
+    return part.parameters if isinstance(part, SanitizedGradient) else part.values
+
+
+def _exactly(part: Part) -> str:
     """A part of a step in the words of its event: its kind and its sizes."""
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(part).__name__).strip()
     sizes = [

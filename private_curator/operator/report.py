@@ -7,7 +7,11 @@ by another key, is found by `check_report`. What comes from clients is escaped, 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import html
+import importlib.metadata
+import importlib.resources
+import json
 import os
 import re
 import shutil
@@ -232,7 +236,18 @@ def _health(health: Health) -> Sequence[tuple[str, object]]:
         ("Last verified", _check(health.verified)),
         ("Last backup", _check(health.backed_up)),
         ("Unexpected errors", health.incidents),
+        ("Dependencies of this release (SHA-256 of its CycloneDX list)", _dependencies()),
     ]
+
+
+def _dependencies() -> str:
+    """Which list of dependencies the release came with, and what is installed otherwise than it says."""
+    data = importlib.resources.files("dpswd").joinpath("dependencies.cdx.json").read_bytes()
+    listed = {part["name"]: part["version"] for part in json.loads(data)["components"]}
+    installed = {re.sub(r"[-_.]+", "-", d.name).lower(): d.version for d in importlib.metadata.distributions()}
+    others = {name: found for name, found in installed.items() if found.partition("+")[0] != listed.get(name, found)}
+    told = "; ".join(f"{name} {found}" for name, found in sorted(others.items()))
+    return hashlib.sha256(data).hexdigest() + (f"; installed in other versions: {told}" if told else "")
 
 
 def _check(check: Check | None) -> str:

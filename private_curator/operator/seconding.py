@@ -1,7 +1,7 @@
 """Acts that two operators must want: the first signs the wish, the second does it by asking for the very same.
 
 Two operators are two credentials that the ledger enrols; names that somebody types are none. Who may write to the
-curator's directory may change ``operators.second``, or the program: but signs for nobody else.
+curator's directory may change the program, but signs for nobody else, and the ledger remembers ``operators.second``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from dpswd.shared.files import write_private
 
 WAITS = dt.timedelta(days=7)
 """How long a noted act waits; whoever meant it then notes it anew."""
+
+
+class ActNoted(SettingsError):
+    """An act that waits for a second operator: it was not done."""
 
 
 @contextlib.contextmanager
@@ -47,11 +51,12 @@ def seconded(
         now: the present.
 
     Raises:
-        SettingsError: the act was noted, and waits for another operator; or two are wanted who are not enrolled.
+        ActNoted: the act waits for another operator.
+        SettingsError: two are wanted who are not enrolled.
     """
-    chosen = configuration.load(home.path).operators.second
-    known = (enrolled or (lambda: home.read_ledger().books.operators))() if chosen else Enrolled()
-    if act not in chosen and not (act in ("enrol", "remove") and len(known.keys) > 1):
+    known = (enrolled or (lambda: home.read_ledger().books.operators))()
+    chosen = {*configuration.load(home.path).operators.second, *known.second}
+    if act not in chosen and not (chosen and act in ("enrol", "remove") and len(known.keys) > 1):
         yield home
         return
     by = home.acting
@@ -77,7 +82,7 @@ def seconded(
             time = now.isoformat(timespec="seconds")
             noted = by.wish(act, arguments, reason=reason, ledger=known.ledger, time=time)
             write_private(path, json.dumps(noted).encode())
-        raise SettingsError(
+        raise ActNoted(
             f"noted for {by.name} and not done: {act} takes two operators (operators.second). Another one does it by "
             f"giving the same command with the same values and another --credential within {WAITS.days} days"
         )

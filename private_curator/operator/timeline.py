@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpswd.private_curator.books.figures import GO_WITH_A_CHARGE
 from dpswd.private_curator.books.operators import who
 from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
@@ -85,7 +86,7 @@ class Point:
     run: str = ""
 
 
-_MOVES = (Kind.DATA_SET_OPENED, Kind.RUN_OPENED, Kind.BUDGET_LOWERED, Kind.BUDGET_EXTENDED)
+_MOVES = (Kind.DATA_SET_OPENED, Kind.RUN_OPENED, Kind.BUDGET_LOWERED, Kind.BUDGET_EXTENDED, Kind.COPIES_COUNTED)
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def followed(entries: Iterable[SignedEntry]) -> Followed:
         if entry.kind == Kind.RUN_OPENED and whole is not None:
             of_share = None if share is None else _spent(books.shares[payload["client"]]) - _spent(share)
             told.increases[payload["run"]] = spent - _spent(whole), of_share
-        if entry.kind != Kind.FILTER_FIXED:
+        if entry.kind not in GO_WITH_A_CHARGE:
             told.events.append(_event(entry, spent=spent, before=None if whole is None else whole.budget.epsilon))
     return told
 
@@ -156,8 +157,8 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
 
 
 def _why(kind: Kind, payload: Mapping[str, Any]) -> str:
-    field = {Kind.RUN_OPENED: "purpose", Kind.BUDGET_REQUESTED: "because", Kind.RESTORED: "accepted"}
-    return payload.get(field.get(kind, "reason")) or ""
+    field = {Kind.RUN_OPENED: "purpose", Kind.BUDGET_REQUESTED: "because"}
+    return payload.get("accepted") or payload.get(field.get(kind, "reason")) or ""
 
 
 def refused(refusals: Iterable[Refusals]) -> list[Event]:
@@ -180,11 +181,10 @@ def refused(refusals: Iterable[Refusals]) -> list[Event]:
 
 def _refusal(row: Refusals) -> str:
     what = f"a run of {row.mechanism!r}" if row.mechanism else row.operation
-    asked = f"asked the price of {what}" if row.dry else f"asked for {what}"
     times = "" if row.count == 1 else f", {row.count} times since {row.first}"
     certificate = f" with the certificate {row.fingerprint}" if row.fingerprint else ""
     place = f" from {row.peer}" if row.peer else ""
-    return f"{asked} and was refused: {row.reason}{times}{certificate}{place}"
+    return f"asked for {what} and was refused: {row.reason}{times}{certificate}{place}"
 
 
 def met(incidents: Iterable[Incident]) -> list[Event]:
@@ -277,7 +277,8 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     ),
     Kind.REPLIES_PRUNED: lambda p: f"closed the run {p['run']} and discarded its replies",
     Kind.STATE_ACCEPTED: lambda _: "accepted an older state of the ledger",
-    Kind.RESTORED: lambda p: f"restored the ledger; {p['forgotten_entries']} entries were forgotten",
+    Kind.COPIES_COUNTED: lambda p: f"charged {sum(r['times'] for r in p['runs'])} runs of a copy, or of a lost state",
+    Kind.RESTORED: lambda p: f"put the ledger into its place; {p['forgotten_entries']} entries were forgotten",
     Kind.CLIENT_PAUSED: lambda p: f"paused {p['client']}",
     Kind.CLIENT_RESUMED: lambda p: f"resumed {p['client']}",
     Kind.CAP_SET: lambda p: (

@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from dpswd.private_curator.books.location import Watcher, changed, copy_tables
+from dpswd.private_curator.books.place import Place
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
 from dpswd.private_curator.core.ledger.store import Clock
@@ -161,6 +162,11 @@ class PostgresSchema:
             connection.execute("ROLLBACK")
         names = changed(expected, postgres_tables.layout(session, self.schema))
         return [f"the {name} is not as the ledger made it" for name in names]
+
+    def place(self, session: Session) -> Place:
+        """See `LedgerLocation.place`. A standby has its primary's number, a server that reads a dump has its own."""
+        (number,) = session.execute("SELECT CAST(system_identifier AS TEXT) FROM pg_control_system()").fetchone()
+        return {"database": number}
 
     def clock(self, of: Database | Session) -> Clock:
         """See `LedgerLocation.clock`."""

@@ -1,4 +1,4 @@
-"""The process that evaluates clients' extractors, apart from the keys, the ledger and the network (docs/adr/0006).
+"""The process that evaluates clients' extractors, apart from the keys, the ledger and the network (docs/adr/README.md).
 
 ::
 

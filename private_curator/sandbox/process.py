@@ -1,7 +1,7 @@
 """One worker, seen from the curator: started, given work, ended when it exceeds its time.
 
 A worker is a fresh interpreter (no fork: gRPC's threads and the ledger's locks are not copied). What it answers is
-checked for its form and otherwise believed like any other arithmetic; see docs/adr/0006 for what a worker that was
+checked for its form and otherwise believed like any other arithmetic; docs/adr/README.md has what a worker that was
 taken over could and could not do.
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from dpswd.private_curator.observability.requests import OK, outcome_of_reply
+from dpswd.private_curator.observability.requests import OK
 from dpswd.private_curator.serving.authentication import presented
 from dpswd.private_curator.storage.asks import Ask
 from dpswd.shared.core.errors import BudgetExhausted, rounded
@@ -62,7 +62,7 @@ def described(
         **said,
     )
     if isinstance(reply, pb.OpenRunResponse):
-        ask = replace(ask, outcome=outcome_of_reply(reply), run=reply.run_id, epsilon=reply.epsilon)
+        ask = replace(ask, run=reply.run_id, epsilon=reply.epsilon)
     if isinstance(error, BudgetExhausted):
         ask = replace(ask, epsilon=error.requested)
     return ask

@@ -4,7 +4,8 @@ A client chooses the extractor, hence which operations meet a record. What littl
 their numbers disappears in the wait for the next multiple, unless it carries the reply over one. The quantum is
 therefore longer than the slowest step that the run allows takes on any records: the time of a rehearsal on made records
 (private_curator/steps/trial_run.py), times what each operation of a graph may take longer for some numbers than for
-others, and with room for a busy machine. Refusals and errors of the same requests wait as well.
+others, and with room for a busy machine. It is fixed in the ledger with the first run of such steps, so that no later
+rehearsal, on a busier machine, changes it. Refusals and errors of the same requests wait as well.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ a graph does as well, whichever operations meet which numbers (benchmarks/operat
 """
 
 
+def quantum_ms(trial_s: float) -> int:
+    """The automatic quantum of steps whose rehearsal took so many seconds, in milliseconds."""
+    return round(1000 * SHORTEST_QUANTUM_S) * max(1, math.ceil(QUANTUM_OVER_TRIAL * trial_s / SHORTEST_QUANTUM_S))
+
+
 class Pacer:
     """Holds replies back.
 
     Args:
-        quantum_s: seconds; 0 for none; "auto" for a quantum that follows the rehearsal of each run.
+        quantum_s: seconds; 0 for none; "auto" for the quantum that each request is told to expect.
         clock: the monotonic clock.
         sleep: waits.
     """
@@ -51,12 +57,14 @@ class Pacer:
         self._sleep = sleep
         self._own = threading.local()
 
-    def expect(self, seconds: float) -> None:
-        """Tells, inside `paced`, how long this request's step takes by its rehearsal."""
-        if self._quantum_s == "auto":
-            self._own.quantum_s = SHORTEST_QUANTUM_S * max(
-                1, math.ceil(QUANTUM_OVER_TRIAL * seconds / SHORTEST_QUANTUM_S)
-            )
+    @property
+    def automatic(self) -> bool:
+        """Whether quanta follow rehearsals."""
+        return self._quantum_s == "auto"
+
+    def expect(self, quantum_s: float) -> None:
+        """Tells, inside `paced`, the automatic quantum of this request's step, in seconds."""
+        self._own.quantum_s = quantum_s
 
     @contextmanager
     def paced(self) -> Iterator[None]:

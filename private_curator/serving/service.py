@@ -33,7 +33,7 @@ from dpswd.private_curator.observability.requests import OK, UNKNOWN
 from dpswd.private_curator.serving import wire
 from dpswd.private_curator.serving.asking import AskLog, described, said_by
 from dpswd.private_curator.serving.authentication import authenticate
-from dpswd.private_curator.serving.pacing import Pacer
+from dpswd.private_curator.serving.pacing import Pacer, quantum_ms
 from dpswd.private_curator.serving.turns import Turns
 from dpswd.private_curator.settings.groups import LimitSettings
 from dpswd.private_curator.settings.permissions import permitted, require_permitted
@@ -56,7 +56,7 @@ from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, F
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, offered
 from dpswd.shared.core.wire import arrays, limits
-from dpswd.shared.core.wire.checks import invalid, positive
+from dpswd.shared.core.wire.checks import invalid, positive, positive_or_zero
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
 from dpswd.shared.core.wire.payloads import float_bytes
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
@@ -323,7 +323,7 @@ class CuratorService:
         if not request.validate_only:
             wire.check_request_id(request.request_id)
         parameters = RunParameters.from_message(request.parameters)
-        broken = one_line("purpose", request.purpose)
+        broken = one_line("purpose", request.purpose) + positive_or_zero("wanted", request.wanted)
         if broken:
             raise RequestInvalid(tuple(broken))
         run_id, receipt = "", None
@@ -333,6 +333,8 @@ class CuratorService:
             run = self._opened(client, request.request_id, parameters, purpose=request.purpose)
             run_id, receipt, event = run.run_id, wire.receipt(run), run.event
         quote = self.ledger.price_run(client=client.name, event=event)
+        if request.wanted and not run_id and quote.refusal is not None:
+            raise dataclasses.replace(quote.refusal, requested=request.wanted)
         data_set_budget, client_budget = self._budgets(quote.data_set, quote.client)
         return pb.OpenRunResponse(
             run_id=run_id,
@@ -354,7 +356,7 @@ class CuratorService:
         run, extractor = self.admitted(client, parameters)
         self.crosscheck(run.event)
         if self.ledger.price_run(client=client.name, event=run.event).fits:  # else the ledger refuses, with figures
-            self.trials.seconds(run, extractor)
+            self._tried(run, extractor)
         return self.ledger.open_run(request, event=run.event, parameters=parameters.to_bytes(), purpose=purpose)
 
     def _request_budget(self, client: Client, request: pb.RequestBudgetRequest) -> pb.RequestBudgetResponse:
@@ -385,9 +387,20 @@ class CuratorService:
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
             step = admit_step(run, message.payload, public=self._uploaded_by(client, run), limits=self.limits)
             self.pipeline.ready(run)  # an outage is told at once, and not when such a step would be answered
-            self.pacer.expect(self.trials.seconds(run, extractor))
+            self._tried(run, extractor)
             stored = self.pipeline.answer(run, step, extractor, request=request, run_id=run_id)
         return pb.DrawStepResponse(step_release=stored.reply, receipt=wire.receipt(stored))
+
+    def _tried(self, run: AdmittedRun, extractor: ExtractorSource) -> None:
+        """Tries a step here; the first one ever of its kind fixes the automatic quantum of all.
+
+        Raises:
+            RequestInvalid: a step would exceed the operator's limits.
+        """
+        seconds = self.trials.seconds(run, extractor)
+        if self.pacer.automatic:
+            kept = self.ledger.quantum(self.trials.work(run), milliseconds=quantum_ms(seconds))
+            self.pacer.expect(kept / 1000)
 
     def admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
         """The checked run, and the extractor that it declares.

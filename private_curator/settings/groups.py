@@ -24,7 +24,7 @@ class ListenSettings(SettingsGroup):
     port: int = setting(50051, "TCP port; 0 takes a free one, written to HOME/address.", ge=0, le=65535)
     shutdown_seconds: float = setting(
         20.0,
-        "Seconds that running steps get to finish after SIGTERM before they are cut off.",
+        "What running steps get to finish after SIGTERM.",
         unit="seconds",
         ge=0,
         le=600,
@@ -39,51 +39,44 @@ class RecordsSettings(SettingsGroup):
         description="Records: an npy, npz, Parquet, Arrow or CSV file, or a folder of images "
         "(docs/operator/records.md)."
     )
-    array: str | None = setting(None, "Name of the records' array in an npz file; needed if it holds several.")
+    array: str | None = setting(None, "The records' array in an npz file that holds several.")
     columns: tuple[str, ...] | None = setting(
         None, "Columns of a table that make a record, in order; by default all but the labels'."
     )
     delimiter: str | None = setting(
         None,
-        "Between the cells of a CSV file; by default a comma, a tab where the name ends in .tsv.",
+        "Between the cells of a CSV file; by default a comma, in .tsv a tab.",
         min_length=1,
         max_length=1,
     )
     header: Literal["auto", "yes", "no"] = setting(
-        "auto", "Whether a CSV file's first line names the columns; auto takes it so, and refuses one of numbers."
+        "auto", "Whether a CSV file's first line names the columns; auto: yes, and refuses numbers."
     )
-    labels_array: str | None = setting(
-        None, "Name of the labels' array in an npz file or column of a table; checked, kept private, never released."
-    )
-    labels_file: Path | None = setting(
-        None, "npy file with the labels, beside an npy or npz file; checked, never released."
-    )
+    labels_array: str | None = setting(None, "The labels' array in an npz file or column of a table; never released.")
+    labels_file: Path | None = setting(None, "npy file with the labels; never released.")
     classes: Annotated[int, Field(ge=2, le=limits.MAX_CLASSES)] | tuple[str, ...] | None = setting(
         None,
-        "Public: the number of classes, labels being 0, 1, ..., or the names of the classes in order. Clients may then "
-        "evaluate models on all records, noised and charged (docs/ml-team/evaluation.md).",
+        "Public: the number of classes, labels being 0, 1, ..., or their names in order. Clients may then ask for what "
+        "reads labels, noised and charged.",
         allowed=f"2 to {limits.MAX_CLASSES}, or as many different names",
     )
     unlabelled: str | None = setting(
         None,
-        "Public: the label, as text, of records that have none, such as -1 or unknown; a table's empty cell (also NA, "
-        "null) is one; by default every record must have one. How many have one is private then, and priced with what "
-        "is released of them.",
+        "Public: the label, as text, of records that have none, such as -1; a table's empty cell (NA, null) is one. "
+        "By default every record must have one.",
         min_length=1,
         max_length=200,
     )
     labelled: int | None = setting(
         None,
-        "Public: how many of the records have a label, where records.unlabelled names a label for none. Checked when "
-        "the labels are read. By default their number is private, and priced with what is released of them; where it "
-        "is said here, which records have one must not be secret either (docs/privacy/evaluation.md).",
+        "Public: how many of the records have a label, checked when labels are read; by default private. Where it is "
+        "said, which records have one must not be secret either (docs/privacy/evaluation.md).",
         unit="records",
         ge=1,
     )
     memory_bytes: int = setting(
         1024 * _MEBIBYTE,
-        "Memory that records may take in formats that are read as a whole (tables, images, compressed npz); npy and "
-        "uncompressed npz take none.",
+        "Memory for records in formats that are read as a whole (tables, images, compressed npz).",
         unit="bytes",
         ge=_MEBIBYTE,
     )
@@ -96,11 +89,11 @@ class RecordsSettings(SettingsGroup):
     scale_to: tuple[float, float] = setting((0.0, 1.0), "Range that scale_from is mapped to.")
     value_range: tuple[float, float] | None = setting(
         None,
-        "Public: smallest and largest value of a served record, before channel_mean and channel_std. Told to clients, "
-        "whose public records must be on this scale; `preflight` finds records outside.",
+        "Public: smallest and largest value of a served record, before channel_mean and channel_std; clients' public "
+        "records must be on this scale.",
     )
     channel_mean: tuple[float, ...] | None = setting(
-        None, "Public: the records are normalised, (value - mean) / std; one mean for each channel, or one for all."
+        None, "Public: served is (value - mean) / std; one mean for each channel, or one for all."
     )
     channel_std: tuple[float, ...] | None = setting(None, "Public: see channel_mean.")
     column_names: tuple[str, ...] | None = setting(
@@ -142,35 +135,34 @@ class ComputeSettings(SettingsGroup):
     )
     isolation: Literal["process", "in-process"] = setting(
         "process",
-        "process: extractors are evaluated in confined worker processes without network; in-process: in the curator "
-        "itself, where nothing can be stopped (only if every client is trusted).",
+        "process: extractors run in confined workers; in-process: in the curator itself (only if every client is "
+        "trusted).",
     )
     worker_seconds: float = setting(
         300.0,
-        "Seconds that a worker may take for a sample's features, or for their gradients, before it is ended. Runs "
-        "whose steps take more than half of it on synthetic records are refused before they are charged.",
+        "What a worker may take for a sample's features, or for gradients. Runs whose steps take more than half of it "
+        "on made records are refused before they are charged.",
         unit="seconds",
         gt=0,
     )
     pass_seconds: float = setting(
         3600.0,
-        "Seconds that a sum over every record may take, by the time of its made records; longer ones are refused "
-        "before they are charged, and one that takes twice as long all the same is ended.",
+        "What a sum over every record may take, by the time of its made records; longer ones are refused before they "
+        "are charged, and one that takes twice as long is ended.",
         unit="seconds",
         gt=0,
     )
     pass_speedup: float = setting(
         1.0,
-        "How many times as fast as by one worker of this machine a sum over every record surely is, because several "
-        "workers (parallel_steps) or a cluster compute it. Divides the time of its made records, which bounds it and "
-        "paces its replies: measure it, and choose less.",
+        "How many times as fast as by one worker a sum over every record surely is, by parallel_steps or a cluster. "
+        "Bounds it and paces its replies: measure it, and choose less.",
         unit="times",
         ge=1,
         le=4096,
     )
     worker_memory_bytes: int = setting(
         4096 * _MEBIBYTE,
-        "Bytes that a worker may allocate beyond what it needs to start (on a GPU, also of its memory).",
+        "What a worker may allocate beyond its start (on a GPU, also of its memory).",
         unit="bytes",
         ge=32 * _MEBIBYTE,
     )
@@ -191,8 +183,7 @@ class ClusterSettings(SettingsGroup):
     )
     computed_twice: float = setting(
         0.1,
-        "Share of each sum's shards, chosen in secret, that two machines must compute to the same bits, or nothing is "
-        "released (docs/scale.md).",
+        "Of each sum's shards, chosen in secret, what two machines must compute to the same bits (docs/scale.md).",
         unit="share",
         ge=0,
         le=1,
@@ -204,8 +195,8 @@ class ExtractorSettings(SettingsGroup):
 
     approval: Literal["any", "listed"] = setting(
         "any",
-        "any: every graph of the closed vocabulary; listed: only graphs approved with `dpswd-curator extractor "
-        "approve`.",
+        "any: every graph of the closed vocabulary; listed: only graphs approved with `dpswd-curator "
+        "extractors --approve`.",
     )
 
 
@@ -214,8 +205,8 @@ class PermissionSettings(SettingsGroup):
 
     mechanisms: tuple[str, ...] = setting(
         (),
-        "The mechanisms that a client may use, as NAME=mechanism,mechanism; the name * stands for every client that is "
-        "not named. A client of which nothing is said may use all. Names: docs/privacy/mechanisms.md.",
+        "What a client may use, as NAME=mechanism,mechanism; * stands for every client that is not named. A client of "
+        "which nothing is said may use all. Names: docs/privacy/mechanisms.md.",
         allowed='list such as ["ml-team=rows,quantiles", "*=evaluation"]',
     )
 
@@ -253,8 +244,7 @@ class LimitSettings(SettingsGroup):
     max_batch_size: int = _at_most(limits.MAX_BATCH_SIZE, "Records b in one sample.", unit="records")
     min_batch_size: int = setting(
         limits.MIN_BATCH_SIZE,
-        "Fewest records b in one sample: the time of a smaller step depends more on each record. A data set of fewer "
-        "records is sampled whole.",
+        "Fewest records b in one sample: a smaller step's time depends more on each record.",
         unit="records",
         ge=1,
         le=limits.MAX_BATCH_SIZE,
@@ -275,8 +265,7 @@ class LimitSettings(SettingsGroup):
     )
     max_step_attempts: int = setting(
         16,
-        "How often one step is computed anew after crashes and errors; no attempt but the last releases anything, but "
-        "how often a step fails is seen by the client.",
+        "How often one step is computed anew after crashes and errors; the client sees how often.",
         unit="attempts",
         ge=1,
     )
@@ -288,15 +277,14 @@ class LimitSettings(SettingsGroup):
     )
     client_message_bytes: int = setting(
         160 * _MEBIBYTE,
-        "Bytes of the requests that one client may have under way together, and of the replies that it has not read; "
-        "one request may always come.",
+        "One client's requests under way and unread replies together; one request may always come.",
         unit="bytes",
         ge=_MEBIBYTE,
     )
     message_bytes: int = setting(
         640 * _MEBIBYTE,
-        "Bytes of all clients' requests under way together. A request that is being received counts as "
-        "limits.max_message_bytes, whatever its size turns out to be; one may always come.",
+        "All clients' requests under way together; one that is being received counts as limits.max_message_bytes, and "
+        "one may always come.",
         unit="bytes",
         ge=_MEBIBYTE,
     )
@@ -305,8 +293,8 @@ class LimitSettings(SettingsGroup):
     )
     reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = setting(
         "auto",
-        "Replies to charged requests leave at multiples of so many milliseconds after they came, so that their time "
-        "tells nothing of a record; auto: 50, or one and a half times what the slowest made records take; 0: at once.",
+        "Replies to charged requests leave at multiples of so many milliseconds, so that their time tells nothing of a "
+        "record; auto: 50, or one and a half times what the slowest made records take; 0: at once.",
         unit="milliseconds",
         allowed="auto, or 0 to 600000",
     )
@@ -338,17 +326,15 @@ class LedgerSettings(SettingsGroup):
     )
     witness_file: Path | None = setting(
         None,
-        "Where the ledger's last entry is noted, best on another volume than the ledger: only clients can see "
-        "that a snapshot put both back. By default HOME/ledger.witness.",
+        "Where the ledger's last entry is noted, best on another volume; by default HOME/ledger.witness.",
     )
     heads_file: Path | None = setting(
-        None, "A file, best on another machine's volume, to which the ledger's last entry is appended after each step."
+        None, "A file, best on another machine, to which the ledger's last entry is appended after each step."
     )
     heads_syslog: bool = setting(False, "Whether the system's log is told the ledger's last entry after each step.")
     heads_command: tuple[str, ...] | None = setting(
         None,
-        "A program with its arguments that gets the ledger's last entry on standard input after each step: a mail, a "
-        "store that only grows.",
+        "A program that gets the ledger's last entry on standard input after each step.",
     )
     lock_seconds: float = setting(
         10.0,
@@ -364,14 +350,14 @@ class OperatorSettings(SettingsGroup):
 
     second: tuple[Literal["extend", "approve", "restore"], ...] = setting(
         (),
-        "Acts that take two operators: extending the budget, approving a certificate, restoring a ledger. The first is "
-        "noted, the second, by another credential, does it (docs/operator/guard-rails.md).",
+        "Acts that take two operators: extending the budget, approving a certificate, restoring a ledger "
+        "(docs/operator/guard-rails.md).",
         allowed='list of "extend", "approve", "restore"',
     )
     notify_command: tuple[str, ...] | None = setting(
         None,
-        "A program with its arguments that gets one JSON object on standard input when the budget is low, a run was "
-        "refused, an operator acted, or the ledger is odd: a mail, a message.",
+        "A program that gets one JSON object on standard input when the budget is low, a run was refused, an operator "
+        "acted, or the ledger is odd.",
     )
     low_share: float = setting(
         0.1, "Below this share of it a budget is low, and told once.", unit="of the budget", ge=0, le=1
@@ -386,8 +372,7 @@ class LogSettings(SettingsGroup):
     )
     level: Literal["debug", "info", "warning", "error"] = setting(
         "info",
-        "The least level that is written; info has a line for each charged run, for each refusal and for the first of "
-        "equal dry runs, debug one for each request.",
+        "The least level that is written; info has a line for each charged run and refusal, debug for each request.",
     )
 
 

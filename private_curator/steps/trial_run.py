@@ -4,13 +4,14 @@ A client writes the extractor. If the first records to meet a limit of time or m
 step fails would be something that the records have a say in, and the client would have paid for a run that cannot be
 computed. So a run's step is computed on made numbers of the right shape: the largest step that the run allows, on
 random numbers and on numbers that reach every operation of the graph as what it may find hardest. The slowest kind
-counts, and of each kind the shortest of several times: what a quiet machine needs. The time also sets the quantum to
-which reply times are padded (private_curator/serving/pacing.py).
+counts, and of each kind the shortest of several times: what a quiet machine needs. The first such time also fixes the
+quantum to which reply times are padded (private_curator/serving/pacing.py).
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import math
 import threading
@@ -73,6 +74,12 @@ class MadeRecords:
         return cls(count, data.record_shape, value), labels, data.records / count
 
 
+def _work(run: AdmittedRun) -> tuple[object, ...]:
+    """What the time and the memory of a run's steps depend on, all of it public; not the weights: by form."""
+    declared = run.parameters
+    return (declared.graph_digest, declared.batch_size, declared.mechanism, *run.mechanism.work(run.declared))
+
+
 def _measured(once: Callable[[float | None], float]) -> float:
     """Of each kind of records the shortest time, of those the longest, in seconds."""
     spent = once(None)  # its time includes loading the extractor, and counts only as time that was spent
@@ -101,9 +108,7 @@ class TrialTimes:
             run: checked.
             once: computes one step on made records of this value and returns its time, in seconds.
         """
-        declared = run.parameters
-        extractor = declared.graph_digest, declared.weights_digest
-        key = (*extractor, declared.batch_size, declared.mechanism, *run.mechanism.work(run.declared))
+        key = _work(run)
         with self._lock:
             if key in self._seconds:
                 self._seconds.move_to_end(key)
@@ -139,6 +144,10 @@ class Trials:
         self._pass_seconds = pass_seconds
         self._pass_speedup = pass_speedup
         self._times = TrialTimes()
+
+    def work(self, run: AdmittedRun) -> str:
+        """SHA-256, hexadecimal, of all that the time of a run's steps depends on here but load."""
+        return hashlib.sha256(repr((self._pipeline.lab.device.type, *_work(run))).encode()).hexdigest()
 
     def seconds(self, run: AdmittedRun, extractor: ExtractorSource) -> float:
         """How long the largest step of this run takes on made records, in seconds: a public quantity.

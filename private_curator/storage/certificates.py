@@ -153,6 +153,18 @@ class CertificateAuthority:
         key = ec.generate_private_key(ec.SECP256R1())
         return self._sign_client(key.public_key(), name=name, days=days, kept=kept), private_pem(key)
 
+    def credentials(self, certificate_fingerprint: str) -> dict[str, bytes]:
+        """A client's certificate and this authority's, as the files that the client keeps.
+
+        Raises:
+            SettingsError: no copy was kept.
+        """
+        copy = self._directory / ISSUED / f"{certificate_fingerprint}.crt"
+        if not copy.is_file():
+            raise SettingsError(f"no copy of {copy.name} was kept; the team asks for a new certificate")
+        authority = (self._directory / CA_CERTIFICATE).read_bytes()
+        return {CLIENT_CERTIFICATE: copy.read_bytes(), CA_CERTIFICATE: authority}
+
     def write_credentials(self, issued: ClientCertificate, directory: Path, *, key_pem: bytes | None = None) -> None:
         """Writes a credentials directory: ca.crt, client.crt and, if the curator made it, client.key.
 

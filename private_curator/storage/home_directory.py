@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -124,6 +124,7 @@ class HomeDirectory:
         checkpoint: Callable[[str], None] = no_checkpoint,
         witnessed: bool = True,
         followed: bool = True,
+        here: bool = True,
     ) -> Ledger:
         """Opens the ledger, whose entries the operators' notices are told; close it with a ``with`` statement.
 
@@ -132,9 +133,10 @@ class HomeDirectory:
             checkpoint: called at named points; tests stop the process there.
             witnessed: whether a ledger is refused that was put back to an older state.
             followed: see `dpswd.private_curator.core.ledger.store.LedgerOptions`.
+            here: whether a copy is refused.
 
         Raises:
-            SettingsError: the home is none, its settings cannot work, or its key is missing.
+            SettingsError: the home is none, or a copy; its settings cannot work, or its key is missing.
             LedgerUnavailable, LedgerCorrupt: see `Ledger.open`.
         """
         chosen = chosen or configuration.load(self.path).ledger
@@ -144,6 +146,7 @@ class HomeDirectory:
             checkpoint=checkpoint,
             lock_timeout_s=chosen.lock_seconds,
             followed=followed,
+            here=here,
             witness=self.ledger_witness(chosen) if witnessed else None,
             by=self.acting,
             listener=self._tell,
@@ -180,15 +183,28 @@ class HomeDirectory:
         chosen = chosen or configuration.load(self.path).ledger
         return self.path / (chosen.witness_file or "ledger.witness")
 
-    def accept_ledger(self, *, reason: str) -> None:
+    def accept_ledger(self, *, reason: str, receipts: Iterable[SignedEntry] | None = None) -> int:
         """Takes the ledger as it is, in writing, and notes its last entry.
 
+        Args:
+            reason: stands in the ledger.
+            receipts: are charged, and nothing else is accepted; None accepts that all is forgotten which was lost.
+
+        Returns:
+            How many runs were charged.
+
         Raises:
-            InvalidValue, LedgerUnavailable, LedgerCorrupt: see `OperatorActs.accept_state` and `Ledger.open`.
+            InvalidValue, LedgerUnavailable, LedgerCorrupt: see `OperatorActs.accept_state`, `OperatorActs.count_copies`
+                and `Ledger.open`.
         """
         with self.open_ledger(witnessed=False) as ledger:
-            ledger.accept_state(reason=reason)
+            counted = 0
+            if receipts is None:
+                ledger.accept_state(reason=reason)
+            else:
+                counted = ledger.count_copies(receipts, reason=reason)
             Witness(self.ledger_witness()).note(ledger.head())
+        return counted
 
 
 def create(

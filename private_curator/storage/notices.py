@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpswd.private_curator.books.figures import ASKED_BY_CLIENTS, AccountStatus, LedgerStatus
+from dpswd.private_curator.books.figures import ASKED_BY_CLIENTS, GO_WITH_A_CHARGE, AccountStatus, LedgerStatus
 from dpswd.private_curator.books.operators import who
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.storage.asks import Ask
@@ -50,7 +50,7 @@ class Notices:
     def entry(self, entry: SignedEntry) -> None:
         """Tells an operator's act or a client's request for budget, once it is in the ledger."""
         asked = entry.kind == Kind.BUDGET_REQUESTED
-        if asked or (entry.kind not in ASKED_BY_CLIENTS and entry.kind != Kind.FILTER_FIXED):
+        if asked or entry.kind not in ASKED_BY_CLIENTS | GO_WITH_A_CHARGE:
             stated = ("client", "by", "reason", "because", "epsilon", "number", "decision")
             told = {name: entry.payload[name] for name in stated if name in entry.payload}
             told |= {"by": who(told["by"])} if "by" in told else {}

@@ -191,21 +191,23 @@ class Curator(AbstractContextManager["Curator"]):
         digest: str = self.transport.exchange("UploadSource", request).reply.source_digest
         return digest
 
-    def price_run(self, parameters: RunParameters) -> Quote:
+    def price_run(self, parameters: RunParameters, *, wanted: float = 0.0) -> Quote:
         """Asks what a run would cost, and whether it fits, without spending anything.
 
         Args:
             parameters: the declaration.
+            wanted: the epsilon that was asked for, where a run that does not fit is to be refused: the operator sees
+                the refusal, and this figure. A question of a search states none.
 
         Returns:
             The price in epsilon, at the data set's delta.
 
         Raises:
             RequestInvalid: the declaration breaks a rule; each is named.
+            BudgetExhausted: it does not fit, and `wanted` is stated.
         """
-        asked = parameters.to_message()
         request = pb.OpenRunRequest(
-            request_id=new_request_id(), parameters=asked, validate_only=True, purpose=self.purpose
+            parameters=parameters.to_message(), validate_only=True, purpose=self.purpose, wanted=wanted
         )
         return Quote.from_message(self.transport.exchange("OpenRun", request).reply)
 

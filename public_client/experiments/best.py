@@ -67,7 +67,7 @@ def check_room(adaptation: DomainAdaptation, *, epsilon: float) -> None:
     def ask(site: Site) -> None:
         evaluation = plan_comparison(site.curator.describe(), COMPARED, epsilon=epsilon)
         declared = ready[site.plan.record_shape]
-        run = quoted(site.curator, declared, site.plan)[0]
+        run = quoted(site.curator, declared, site.plan, required=True)[0]
         both(site.curator, declared, run, evaluation).require(site.name, run, evaluation)
 
     _asked(adaptation, ask)

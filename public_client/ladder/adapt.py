@@ -26,21 +26,23 @@ from dpswd.public_client.ladder.rungs import (
     SHARES,
     VIEWS,
     Ladder,
-    admits,
     applicable,
+    declarable_of,
+    seconds_of,
     sized_plan,
 )
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.normalisation import LayersRun, Normalisation
 from dpswd.public_client.normalisation.verdict import UNDECIDED
+from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNCHANGED, UNEXPLAINED
 from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import ALONE, Model, Site
-from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, InvalidValue, PrivacyError, ProtocolError
+from dpswd.shared.core.errors import DataInvalid, InvalidValue, PrivacyError, ProtocolError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.protocol.contract import DataContract
 
@@ -116,7 +118,8 @@ def ladder_for(
         )
     if isinstance(hospital, PublishedHospital):
         plan = hospital.plan()
-        return Ladder({VIEWS: plan}, plan.epsilon, {}, told.data_set)
+        seconds = seconds_of({VIEWS: plan}, model, record_shape)
+        return Ladder({VIEWS: plan}, plan.epsilon, {}, told.data_set, seconds=seconds)
     device = next(model.extractor.parameters(), torch.zeros(0)).device
     with torch.no_grad():
         classes = int(model.whole()(torch.zeros(2, *record_shape, device=device)).shape[1])
@@ -128,7 +131,7 @@ def ladder_for(
     budgets = budgets_of(told, epsilon=epsilon)
     priced = priced_together(budgets, plans, SHARES, epsilon=epsilon)
     compared = None if evaluate_epsilon is None else plan_comparison(told, _MODELS, epsilon=evaluate_epsilon)
-    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared)
+    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared, seconds_of(priced, model, record_shape))
 
 
 def adapt(
@@ -236,8 +239,7 @@ def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: flo
     method = next(iter(ladder.plans.values())).method
     assert isinstance(method, Method), "a rung's method trains"
     whole = sized_plan(told, method, model, epsilon=epsilon)
-    if not admits(hospital.curator, whole, model, keep_noise=True):
-        raise BudgetExhausted(requested=epsilon, spent=told.spent, remaining=told.remaining)
+    quoted(hospital.curator, declarable_of(method, model, told.record_shape), whole, keep_noise=True, required=True)
 
 
 def _of(epsilon: float | Mapping[str, float], name: str) -> float:

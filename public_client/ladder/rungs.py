@@ -13,13 +13,14 @@ labels    gradient and curvature of the loss in a correction  the hospital has l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.ladder.duration import in_words, pass_seconds
 from dpswd.public_client.ladder.pricing import priced_together
 from dpswd.public_client.methods.comparison import Compare
 from dpswd.public_client.methods.normalisation import Normalisation
@@ -80,6 +81,7 @@ class Ladder:
         hospital: the data set's public name.
         budgets: by whose filters the rungs are priced; none of a published release.
         comparison: of the model that they lead to with the team's own, beside epsilon; None where it is not wished.
+        seconds: that a rung's fit takes on this machine, at most, where it is long.
     """
 
     plans: Mapping[str, Plan]
@@ -88,6 +90,7 @@ class Ladder:
     hospital: str
     budgets: tuple[PrivacyBudget, ...] = ()
     comparison: Plan | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def without(self, skipped: Collection[str], asked: Sequence[str]) -> Ladder:
         """The ladder whose last rungs have the budget of those that are not asked.
@@ -110,7 +113,7 @@ class Ladder:
         budgets = [[one.epsilon, one.delta, one.relation.value] for one in self.budgets]
         own = {"epsilon": self.epsilon, "left_out": dict(self.left_out), "hospital": self.hospital}
         own |= {"comparison": None if self.comparison is None else self.comparison.to_json()}
-        return own | {"budgets": budgets, "plans": plans}
+        return own | {"budgets": budgets, "plans": plans, "seconds": dict(self.seconds)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Ladder:
@@ -119,7 +122,8 @@ class Ladder:
         plans = {name: Plan.from_json(plan, method=kinds[name]) for name, plan in values["plans"].items()}
         budgets = tuple(PrivacyBudget(e, d, NeighbouringRelation(kind)) for e, d, kind in values["budgets"])
         compared = values["comparison"] and Plan.from_json(values["comparison"], method=Compare)
-        return cls(plans, values["epsilon"], values["left_out"], values["hospital"], budgets, compared)
+        kept = {name: values[name] for name in ("epsilon", "left_out", "hospital", "seconds")}
+        return cls(plans=plans, budgets=budgets, comparison=compared, **kept)
 
     def __str__(self) -> str:
         """The recommendation and its reason first, then rung by rung the most it may cost."""
@@ -132,6 +136,8 @@ class Ladder:
         for name, plan in self.plans.items():
             releases = f"{plan.steps} release{'s' if plan.steps > 1 else ''}"
             lines.append(f"  {name:<8} at most epsilon {rounded(plan.epsilon, up=True)} alone, {releases}: {why[name]}")
+            if name in self.seconds:
+                lines.append(f"  {'':<8} if it comes to that, it takes {in_words(self.seconds[name])} on this machine")
         if self.comparison is not None:
             price = f"epsilon {rounded(self.comparison.epsilon, up=True)} alone, beside these, if the model was changed"
             lines.append(f"  {'compare':<8} {price}: labels decide between your model and the new one")
@@ -173,18 +179,32 @@ def declarable_of(method: Method, model: Model, record_shape: tuple[int, ...]) -
     return method.declarable(model.extractor, record_shape, None, model.classifier)
 
 
-def admits(curator: Curator, plan: Plan, model: Model, *, keep_noise: bool = False) -> bool:
+def admits(curator: Curator, plan: Plan, model: Model) -> bool:
     """Whether a curator would admit a rung's run for this model now; spends nothing.
 
     Args:
         curator: a connection.
         plan: of the rung.
         model: extractor and classifier.
-        keep_noise: see `quoted`.
     """
     assert isinstance(plan.method, Method), "a rung's method trains"
     ready = declarable_of(plan.method, model, plan.record_shape)
-    return quoted(curator, ready, plan, keep_noise=keep_noise)[1].fits
+    return quoted(curator, ready, plan)[1].fits
+
+
+def seconds_of(plans: Mapping[str, Plan], model: Model, record_shape: tuple[int, ...]) -> dict[str, float]:
+    """How long the rungs' fits take on this machine, at most, by name; of those that are quick nothing.
+
+    Args:
+        plans: by rung.
+        model: extractor and classifier.
+        record_shape: of one record.
+    """
+    passes = {name: plan.method.record_passes(record_shape) for name, plan in plans.items()}
+    if not any(passes.values()):
+        return {}
+    one = pass_seconds(model, record_shape)
+    return {name: one * count for name, count in passes.items() if count}
 
 
 def sized_plan(told: Description, method: Method, model: Model, *, epsilon: float) -> Plan:

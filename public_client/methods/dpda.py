@@ -2,8 +2,8 @@
 
 LeTien, Habrard and Sebban (IJCAI 2019) release noised rows class by class, move them onto the public target by optimal
 transport with a group lasso, and train a network of three layers on what was moved. Here the hospital releases its
-class statistics once (docs/adr/0011-labelled-sources-are-released-as-class-statistics.md says why not rows); the client
-draws labelled points from the classes' laws, and the rest is as in the paper. All of it but the release is free.
+class statistics once (docs/adr/README.md, 11, says why not rows); the client draws labelled points from the classes'
+laws, and the rest is as in the paper. All of it but the release is free.
 """
 
 from __future__ import annotations

@@ -58,6 +58,11 @@ class Replay(SlicedMethod):
         """See `Method`."""
         return super().problems() + not_counts(self, "tuning_steps")
 
+    def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
+        """See `Method`: the fit of a view, and training by it; of features alone both are quick."""
+        tuning = delivery.record_passes(self.tuning_steps)
+        return fit.VIEW_PASSES + tuning if modality_of(record_shape) == "images" else 0
+
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
         tuned = _TUNED.get(modality_of(record_shape), "the weights")

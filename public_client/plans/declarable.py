@@ -72,7 +72,9 @@ class Declarable:
         return curator.upload_extractor(self.graph.to_bytes(), self.weights)
 
 
-def quoted(curator: Curator, declarable: Declarable, plan: Plan, *, keep_noise: bool = False) -> tuple[Plan, Quote]:
+def quoted(
+    curator: Curator, declarable: Declarable, plan: Plan, *, keep_noise: bool = False, required: bool = False
+) -> tuple[Plan, Quote]:
     """The plan as this curator would open it for this model now, and its answer; spends nothing.
 
     Args:
@@ -80,21 +82,23 @@ def quoted(curator: Curator, declarable: Declarable, plan: Plan, *, keep_noise: 
         declarable: what the records go through; its weights do not enter the price, its sizes do.
         plan: to be asked about.
         keep_noise: the planned noise, whatever the ledger counts.
+        required: a run that does not fit is refused, which the operator sees once, with the plan's epsilon.
 
     Returns:
         The plan with its noise and with `admitted` set by the curator's own answer, and that answer.
 
     Raises:
         InvalidValue: the ledger counts the run dearer than the plan may cost, whatever the noise.
+        BudgetExhausted: it does not fit, and is required to.
     """
     uploaded = declarable.uploaded(curator)
 
-    def ask(asked: Plan) -> Quote:
-        return curator.price_run(asked.parameters(uploaded, declarable.names))
+    def ask(asked: Plan, wanted: float = 0.0) -> Quote:
+        return curator.price_run(asked.parameters(uploaded, declarable.names), wanted=wanted)
 
     sized = declarable.sized(plan)
     noisy = sized if keep_noise else within_quote(sized, lambda asked: ask(asked).epsilon)
-    answer = ask(noisy)
+    answer = ask(noisy, wanted=plan.epsilon if required else 0.0)
     return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
 
 

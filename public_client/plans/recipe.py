@@ -90,6 +90,10 @@ class Recipe(abc.ABC):
         """What changes in the team's model, in words; empty where nothing does."""
         return ""
 
+    def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
+        """Records that the client sends forward and backward through its model, at most; 0 where it is quick."""
+        return 0
+
     def notes(self, plan: Any) -> list[tuple[str, str]]:
         """More lines of a plan's text, as (label, text)."""
         return []

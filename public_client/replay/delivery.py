@@ -59,6 +59,15 @@ class Delivered:
     reason: str
 
 
+def record_passes(steps: int) -> int:
+    """Records that tuning on a view and its trial send forward and backward through the modules.
+
+    Args:
+        steps: of tuning.
+    """
+    return (steps + min(steps, _TRIAL_STEPS)) * _BATCH
+
+
 def before_target_alone(extractor: nn.Module) -> bool:
     """Whether an extractor begins with what undoes a view, which is for the target's records and for no others."""
     return isinstance(extractor, nn.Sequential) and len(extractor) > 1 and isinstance(extractor[0], FeatureAffine)

@@ -11,7 +11,7 @@ spent on it). Everything after that is post-processing of public values, and fre
    on source records seen through that view, or as they are where it leaves much, and varied a little; or the
    classifier's priors are corrected; or nothing.
 
-docs/ml-team/recipe.md says how the numbers were chosen.
+docs/studies.md says how the numbers were chosen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpswd.public_client.replay.class_frequencies import FrequencyModel
 from dpswd.public_client.replay.columns import ColumnView
 from dpswd.public_client.replay.low_rank import LowRankView
 from dpswd.public_client.replay.missing_columns import TableView, find_gaps
-from dpswd.public_client.replay.posterior import SCORED, Posterior
+from dpswd.public_client.replay.posterior import FIT_BATCH, SCORED, Posterior
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.twins import laid_out
 from dpswd.public_client.replay.verdict import (
@@ -63,10 +63,12 @@ class _Round:
     rate: float
 
 
-# Few records leave modes that only whole fits can tell apart (docs/ml-team/small-hospitals.md): the halving is late.
+# Few records leave modes that only whole fits can tell apart (docs/ml-team/results.md): the halving is late.
 _ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 60, 0.5))
 VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
+VIEW_PASSES = VIEW_STEPS * FIT_BATCH
+"""Records that `find_view` sends forward and backward through the extractor, at most."""
 _HOPELESS = 40.0
 """Nats behind the best start that a fit of a whole round does not make up for, with what no view explains as noise."""
 _TRIED_LONG = 3  # rounds that the identity is fitted in, unless it is hopeless

@@ -21,7 +21,7 @@ SCORED = 256
 """Source records that score a candidate at first, four times as many later."""
 _JUDGED = 4096  # source records that an explanation is judged by
 _LEAST_WEIGHT = 1e-3
-_FIT_BATCH = 320  # source records a step, in two halves
+FIT_BATCH = 320  # source records a step, in two halves
 _DIFFERENCE = 0.05  # of a prior's width, on either side
 _CONVINCED = math.log(20.0)  # nats by which a view of features must be more probable than none, or none is used
 
@@ -96,7 +96,7 @@ class Posterior:
         would have, and which would be made small by making the features small.
         """
         count, releases = len(self._source), len(self._residuals)
-        chosen = torch.randint(count, (min(_FIT_BATCH, 2 * count),), generator=generator)
+        chosen = torch.randint(count, (min(FIT_BATCH, 2 * count),), generator=generator)
         if view.draws_noise:  # the same for either half
             halves = [self._seen(view, class_weights, half) for half in chosen.chunk(2)]
         else:  # in one pass: a step takes two thirds of the time

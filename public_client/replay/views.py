@@ -26,7 +26,7 @@ SEARCH = Warps(turn=0.5, scale=0.35, aspect=0.2, shear=0.2, shift=0.12)
 VARIATION = Variation(
     warps=Warps(turn=0.12, scale=0.1, aspect=0.05, shear=0.1, shift=0.06), elastic=0.1, stroke=0.3, gamma=0.3
 )
-"""Of each image while the classes are learned again (docs/ml-team/recipe.md)."""
+"""Of each image while the classes are learned again (docs/studies.md)."""
 
 # Widths of the priors: standard deviations around the identity.
 _WARP, _STROKE, _GAMMA, _BLUR, _GAIN, _BIAS = 0.3, 0.5, 0.5, 0.5, 0.3, 0.3

@@ -301,7 +301,12 @@ class MockCurator(Curator):
             return self._answer_open(self._runs[known].admitted, known)
         run = self._admitted(parameters)
         if request.validate_only:
-            return self._answer_open(run, "")
+            answer = self._answer_open(run, "")
+            if request.wanted and not answer.fits:
+                own = answer.data_set_budget
+                left, steps = own.epsilon_remaining, answer.steps_that_fit
+                raise errors.BudgetExhausted(request.wanted, own.epsilon_spent, left, steps_that_fit=steps)
+            return answer
         filter_, spent = self._books(run)
         try:
             after = filter_.admit(spent, filter_.price(run.event))

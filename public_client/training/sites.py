@@ -26,7 +26,6 @@ from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.run import AnsweredStep, ChargedRun, PublicSource
 from dpswd.shared.core.errors import (
-    BudgetExhausted,
     CuratorFault,
     CuratorUnavailable,
     DpswdError,
@@ -344,15 +343,8 @@ def ask_first(
                 "apart"
             )
         check(description)
-        plan, answer = quoted(site.curator, ready, site.plan)
+        plan, _ = quoted(site.curator, ready, site.plan, required=True)
         refuse(plan.method.worthless(plan))
-        if not answer.fits:
-            raise BudgetExhausted(
-                requested=plan.epsilon,
-                spent=description.spent,
-                remaining=description.remaining,
-                steps_that_fit=answer.steps_that_fit,
-            )
 
     everybody.each(ask, [site for site in new if site.lost is None])
     for site in sites:

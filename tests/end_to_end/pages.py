@@ -170,7 +170,7 @@ class Shell:
             # The environment that these tests run in was made by this very command; it is not made twice.
             (self.directory / line.split()[-1]).symlink_to(sys.prefix)
             return ""
-        if " serve " in f"{line} ":
+        if " serve " in f"{line} " and command.code == 0:
             output = self._serve(line)
         elif here and (program := PROGRAMS.get(line.split()[0])) is not None:
             with contextlib.chdir(self.directory):

@@ -284,8 +284,11 @@ def test_each_reason_has_its_page(row):
     assert page.startswith(f"# {row.reason}\n")
     code = client_cli.exit_code(row.error.__new__(row.error))
     again = "yes" if row.retryable else "no"
-    link = f"[{code}](../exit-codes.md#exit-code-{code})"
-    assert f"| {row.code.name} | `{row.error.__name__}` | {link} | {again} |" in page
+    link = f"[{code}](exit-codes.md#exit-code-{code})"
+    named = (
+        f"| [`{row.reason}`](errors/{row.reason}.md) | {row.code.name} | `{row.error.__name__}` | {link} | {again} |"
+    )
+    assert named in (DOCS / "errors.md").read_text()
     assert re.findall("^## (.+)$", page, re.MULTILINE) == SECTIONS
     # What the page shows was said by the programs: the texts are compared while it is typed.
     shown = [step for step in steps(ERRORS[row.reason]) if not isinstance(step, Meanwhile)]

@@ -18,7 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test di
 from free_ports import own_port
 from pages import ROOT, Command, Shell, steps
 
+from dpswd.private_curator.core.ledger.statements import Request
+from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.core.errors import LedgerCorrupt
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
@@ -156,10 +159,13 @@ def test_the_upgrade(hour):
 def test_backup_and_restore(hour):
     assert "first hour" in hour.done, "the pages go on from one another; run the whole file"
 
-    backed_up = hour.asks("dpswd-curator budget")["runs"]
+    backed_up = hour.asks("dpswd-curator budget")["epsilon_spent"]
+    spent = 0.0
 
     def train_and_stop() -> None:
+        nonlocal spent
         hour.train("after-monday")
+        spent = hour.asks("dpswd-curator budget")["epsilon_spent"]
         hour.operator.stop()
 
     def lose_the_disk() -> None:
@@ -169,11 +175,15 @@ def test_backup_and_restore(hour):
 
     hour.operator.read(
         OPERATOR / "backup.md",
-        {"the team trains once more": train_and_stop, "the disk is lost": lose_the_disk},
+        {
+            "the team trains once more": train_and_stop,
+            "the disk is lost": lose_the_disk,
+            "somebody copies the home": lambda: shutil.copytree(hour.home, hour.operator.directory / "copied"),
+        },
         here=True,
     )
-    status = hour.asks("dpswd-curator budget")
-    assert (status["runs"], status["epsilon"]) == (backed_up, 2.0)
+    assert hour.asks("dpswd-curator budget")["epsilon_spent"] >= spent > backed_up
+    assert json.loads((hour.home / "checks.json").read_text())["verify"]["ok"]
 
 
 def test_incidents(hour):
@@ -184,6 +194,16 @@ def test_incidents(hour):
         fingerprints.append(hour.asks("dpswd-curator certificates")[0]["fingerprint"])
         hour.team.do(Command("dpswd-client init ml-team --out client-again"), {}, where="test")
         hour.hand_over("client-again/client.csr", "new.csr")
+
+    def serve_a_copy() -> None:
+        """A disk that was copied whole, or a lie, and a client that kept what it got."""
+        copy = HomeDirectory(Path(shutil.copytree(hour.home, hour.operator.directory / "copy")))
+        with copy.open_ledger(here=False) as ledger:
+            asked = Request(client="ml-team", request_id="at the copy", digest="d" * 64)
+            known = ledger.runs()[-1]
+            released = ledger.open_run(asked, event=known.event, parameters=known.parameters)
+        with HomeDirectory(hour.home).open_ledger() as ledger, pytest.raises(LedgerCorrupt, match="lacks entry"):
+            ledger.hold_to(released.receipt.entry)
 
     def edit_the_ledger() -> None:
         hour.operator.do(Command("dpswd-curator ledger backup last-night.db"), {}, where="test")
@@ -201,7 +221,11 @@ def test_incidents(hour):
 
     hour.operator.read(
         OPERATOR / "incidents.md",
-        {"the team makes a new key": new_key, "somebody edits the ledger": edit_the_ledger},
+        {
+            "the team makes a new key": new_key,
+            "a copy serves": serve_a_copy,
+            "somebody edits the ledger": edit_the_ledger,
+        },
         {
             "FINGERPRINT": lambda: fingerprints[0],
             "TOLD": hour.told("new.csr"),

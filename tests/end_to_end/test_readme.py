@@ -48,14 +48,15 @@ def test_the_guides_session_is_the_readmes() -> None:
 
 
 @pytest.mark.end_to_end
-def test_the_session_runs_as_written(tmp_path, monkeypatch) -> None:
+def test_the_session_runs_as_written_and_prints_what_the_readme_shows(tmp_path, monkeypatch, capsys) -> None:
     session = session_of(README)
     # As a table: what the session does with images is typed at a shell in `test_operator_pages`, at ten times the cost.
     task = load_task("digits")
     torch.manual_seed(0)
     extractor, classifier = nn.Sequential(nn.Linear(64, 16), nn.Tanh()), nn.Linear(16, 10)
     monkeypatch.chdir(tmp_path)
-    with LocalHospital(task.target.images.flatten(1).numpy(), epsilon=1.0, delta=1e-5, device="cpu") as hospital:
+    records = task.target.images.flatten(1).numpy()
+    with LocalHospital(records, epsilon=1.0, delta=1e-5, name="ward", device="cpu") as hospital:
         assert "localhost:50051" in session
         session = session.replace("localhost:50051", hospital.address)
         (tmp_path / "client").symlink_to(hospital.credentials)
@@ -66,3 +67,11 @@ def test_the_session_runs_as_written(tmp_path, monkeypatch) -> None:
         assert 0.0 < hospital.budget()["epsilon_spent"] <= 1.0
     adapted = load_adapted(tmp_path / "adapted.safetensors")
     assert adapted is not None
+    plan, answer = re.findall(r"```text\n(.*?)\n```", README.read_text(), re.DOTALL)[0].split("Your model")
+    told_plan, told_answer = capsys.readouterr().out.split("Your model")
+    assert re.fullmatch(re.escape(plan).replace(r"\.\.\.", ".*"), told_plan, re.DOTALL), told_plan
+    # What it says at the end depends on the hospital's noise.
+    assert [text.startswith((" was changed for ward: ", " is kept for ward")) for text in (answer, told_answer)] == [
+        True,
+        True,
+    ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from declarations import quantiles
-from made_home import made_home
+from made_home import copied_home, made_home
 from raw_client import RawClient
 from serving_here import serving
 from torch import nn
@@ -46,6 +46,10 @@ def test_a_client_s_receipts_stop_a_curator_that_was_put_back(site, tmp_path, ca
         charged(address, credentials, runs)
     shutil.rmtree(site.path)
     shutil.copytree(tmp_path / "snapshot", site.path)
+    with pytest.raises(errors.SettingsError, match="states another place"):
+        site.open_ledger()
+    with site.open_ledger(here=False) as ledger:
+        ledger.move(reason="a machine's snapshot keeps the place, and a test's does not")
     with serving(site) as address:
         with pytest.raises(errors.LedgerCorrupt, match="call the operator"):
             Curator.connect(address, credentials=credentials, run_directory=runs)
@@ -53,13 +57,36 @@ def test_a_client_s_receipts_stop_a_curator_that_was_put_back(site, tmp_path, ca
         assert "accept this state in writing" in caplog.text
         with pytest.raises(errors.LedgerCorrupt, match="call the operator"):  # nobody is charged, receipts or not
             charged(address, credentials, tmp_path / "others")
-    with pytest.raises(errors.LedgerCorrupt, match="lacks entry 4"):
+    with pytest.raises(errors.LedgerCorrupt, match=r"lacks entry \d"):
         site.open_ledger()
     site.accept_ledger(reason=ACCEPTED)
     with serving(site) as address:
         charged(address, credentials, runs)
     with site.open_ledger() as ledger:
         assert ledger.status().runs == 1
+
+
+@pytest.mark.long
+def test_a_copy_that_served_is_counted_and_the_original_goes_on(site, tmp_path):
+    """Attack: a client kept a receipt of a served copy, which stopped the original for good."""
+    credentials, runs = tmp_path / "credentials", tmp_path / "runs"
+    copy = copied_home(site, tmp_path / "copy")
+    with serving(copy) as address:
+        charged(address, credentials, runs)
+    with serving(site) as address, pytest.raises(errors.LedgerCorrupt, match="call the operator"):
+        Curator.connect(address, credentials=credentials, run_directory=runs)
+    with pytest.raises(errors.LedgerCorrupt, match="lacks entry"):
+        site.open_ledger()
+    with copy.open_ledger() as ledger:
+        entries, released = list(ledger.history()), ledger.status().data_set.epsilon_spent
+    assert site.accept_ledger(reason=ACCEPTED, receipts=entries) == 1
+    with site.open_ledger() as ledger:
+        assert ledger.status().data_set.epsilon_spent == pytest.approx(released)
+        assert ledger.verify().ok
+    with serving(site) as address:
+        charged(address, credentials, runs)
+    with site.open_ledger() as ledger:
+        assert ledger.status().data_set.runs == 2
 
 
 def test_a_forged_or_foreign_receipt_changes_nothing(site, tmp_path):

@@ -28,7 +28,7 @@ LEAST_RIGHT = 50.0
 """Percent that a delivered model must get right; records or classes mixed up give 10.
 
 Over 20 releases at epsilon 1 the first hospital's models had 90.5 +- 3.6 and never less than 82
-(docs/ml-team/small-hospitals.md): a false alarm is eleven deviations away. The second hospital's are some points lower.
+(docs/ml-team/results.md): a false alarm is eleven deviations away. The second hospital's are some points lower.
 """
 UNIT = {"HOME": "/var/lib/dpswd", "OMP_NUM_THREADS": "1"}
 

@@ -13,8 +13,7 @@ from dpswd.shared.core.ledger.receipts import HEX_256, RUN_OPENED, STEP_ANSWERED
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import RunEvent
 
-# A client makes its ids; long ones would only fill the ledger.
-MAX_REQUEST_ID_LENGTH = 128
+MAX_REQUEST_ID_LENGTH = 128  # a client makes its ids; long ones would only fill the ledger
 
 
 def hex_256(digest: str, what: str) -> str:
@@ -33,6 +32,7 @@ class Kind(enum.StrEnum):
 
     DATA_SET_OPENED = "data-set-opened"
     FILTER_FIXED = "filter-fixed"
+    QUANTUM_FIXED = "quantum-fixed"
     CLIENT_ADDED = "client-added"
     CLIENT_CERTIFIED = "client-certified"
     CERTIFICATE_ADDED = "certificate-added"
@@ -53,6 +53,7 @@ class Kind(enum.StrEnum):
     REPLIES_PRUNED = "replies-pruned"
     RESTORED = "restored"
     STATE_ACCEPTED = "state-accepted"
+    COPIES_COUNTED = "copies-counted"
     CLIENT_PAUSED = "client-paused"
     CLIENT_RESUMED = "client-resumed"
     CAP_SET = "cap-set"

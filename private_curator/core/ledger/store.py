@@ -28,8 +28,7 @@ Checkpoint = Callable[[str], None]
 
 PAGE = 1000  # entries that are in memory at a time while the chain is read
 
-# The condition of the partial index of schema.py, word by word, so that SQLite uses it.
-_BESIDE_STEPS = "kind NOT IN ('step-consumed', 'step-resumed', 'step-answered')"
+_BESIDE_STEPS = "kind NOT IN ('step-consumed', 'step-resumed', 'step-answered')"  # schema.py's index, word by word
 
 
 def utc_now() -> datetime:

@@ -75,6 +75,26 @@ def test_init_makes_a_curator_that_passes_preflight(operator):
     assert stat.S_IMODE(operator.home.ledger_key.stat().st_mode) == 0o600
 
 
+def test_init_asks_for_the_data_sets_name(bare, tmp_path, monkeypatch):
+    """Or says which it took, where nobody is there to be asked."""
+    assert "named 'records', after its file" in bare.init()
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True)
+    words = [
+        "init",
+        "--home",
+        tmp_path / "other",
+        "--records",
+        tmp_path / "records.npy",
+        "--epsilon",
+        2,
+        "--delta",
+        1e-5,
+    ]
+    asked = CliRunner().invoke(main, [str(word) for word in words], input="ward 7\n")
+    assert "which teams and boards read [records]: " in asked.output
+    assert 'name = "ward 7"' in (tmp_path / "other" / "curator.toml").read_text()
+
+
 def test_init_never_overwrites(operator):
     before = operator.home.ledger_key.read_bytes()
     assert "nothing is ever overwritten" in operator.init(status=3)

@@ -1,6 +1,7 @@
 """The console as its operator meets it: the command in a process of its own, and a real browser in front of it.
 
-With DPSWD_CONSOLE_PICTURES=FOLDER the pictures of docs/operator/console.md are written there.
+With DPSWD_CONSOLE_PICTURES=FOLDER the pictures of docs/operator/console.md are written there; with DPSWD_AXE=FILE, the
+axe.min.js of axe-core, that finds nothing to say about any page.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ pytestmark = pytest.mark.end_to_end
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 PICTURED = ((1200, "light"), (360, "dark"))
+AXE = os.environ.get("DPSWD_AXE")
+AXE_FINDS = """
+const done = arguments[arguments.length - 1];
+axe.run().then(found => done(found.violations.map(v => [v.id, v.nodes.map(n => n.html)])), error => done([`${error}`]));
+"""
 LEAST_CONTRAST = 4.5
 """Of text against what is behind it: WCAG 2.2, level AA."""
 PALE_TEXT = """
@@ -60,6 +66,13 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def command(home):
+    """See `running_console`."""
+    with running_console(home) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def running_console(home):
     """The running command, its address, and the address that signs in once."""
     words = ["--as", "Dr. Weiss", "console", "--home", str(home.path), "--address", "127.0.0.1:0"]
     with suspended():  # what it loads is looked at below
@@ -120,13 +133,21 @@ def somebody_elses_page(target: str):
 
 
 def test_an_operator_looks_decides_and_signs_out(browser, command, home):
+    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
 
     running, console, once = command
 
     def found(selector: str):
         return browser.find_element(By.CSS_SELECTOR, selector)
+
+    def arrived(heading: str):
+        """A form that was sent is answered by another page, in its time."""
+        WebDriverWait(browser, 60, ignored_exceptions=[StaleElementReferenceException]).until(
+            lambda _: found("h1").text == heading
+        )
 
     def press(*keys: str):
         browser.switch_to.active_element.send_keys(*keys)
@@ -135,7 +156,7 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     assert "libtorch" not in mapped  # pages need no tensors: the process is small, and there at once
     browser.get(once)
     press(Keys.ENTER)  # the button has the focus
-    assert found("h1").text == "Overview"
+    arrived("Overview")
     assert browser.get_cookie("dpswd-console")["httpOnly"]
     assert browser.execute_script("return document.cookie") == ""
     used = once.rpartition("=")[2]
@@ -149,12 +170,24 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
 
     _look_everywhere(browser, console, home)
 
+    browser.get(f"{console}/budget")
+    for name, words in (("epsilon", "12"), ("extend-reason", "a second study")):
+        found(f"#{name}").send_keys(words)
+    press(Keys.ENTER)
+    arrived("Extend the budget?")
+    assert "hardly a promise" in found("[role=alert]").text
+    _audit(browser)
+    found("#typed").send_keys("yes", Keys.ENTER)
+    arrived("That was not possible")
+    assert "type exactly" in found("[role=alert]").text
+    _audit(browser)
+
     browser.get(f"{console}/teams")
     team = found("section[aria-labelledby=team-1]")
     pausing = next(each for each in team.find_elements(By.TAG_NAME, "summary") if each.text == "Pause")
     pausing.send_keys(Keys.ENTER)
     team.find_element(By.NAME, "reason").send_keys("holidays <b>", Keys.ENTER)
-    assert found("[role=status]").text == "ml-team is paused: nothing new is released to it."
+    assert found(".notice").text == "ml-team is paused: nothing new is released to it."
     assert found("section[aria-labelledby=team-1] .pill").text == "paused"
 
     browser.get(f"{console}/requests")
@@ -163,7 +196,7 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     granted.send_keys("0.2")
     found("input[name=reason]").send_keys("for the rerun alone")
     found("button[value=approve]").click()
-    assert found("[role=status]").text == "ml-team's request is cut: epsilon 0.2 is added."
+    assert found(".notice").text == "ml-team's request is cut: epsilon 0.2 is added."
 
     with somebody_elses_page(f"{console}/freeze") as elsewhere:
         browser.get(elsewhere)
@@ -172,10 +205,10 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     assert found(".pill").text == "open"
 
     found(".who button").click()
-    assert found("h1").text == "Sign in"
+    arrived("Sign in")
     browser.back()
     browser.get(f"{console}/runs")
-    assert found("h1").text == "Sign in"
+    arrived("Sign in")
     browser.get(once)
     press(Keys.ENTER)
     assert "each is good once" in found("[role=alert]").text
@@ -185,6 +218,46 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     assert [asked.decision for asked in record.requests] == [Decision.CUT, Decision.CUT]
     acts = [(event.who, event.why) for event in record.timeline if event.kind in ("client-paused", "request-decided")]
     assert acts[-2:] == [("Dr. Weiss", "holidays <b>"), ("Dr. Weiss", "for the rerun alone")]
+
+
+def test_a_page_shows_what_happens_elsewhere_and_keeps_what_is_typed(browser, home):
+    """A console of its own: the module's has given its address away."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def frozen_and_opened() -> None:
+        for expected, act in (("frozen", "freeze"), ("open", "unfreeze")):
+            with home.open_ledger() as books:
+                getattr(books, act)(reason="from elsewhere")
+            shown = WebDriverWait(browser, 60)  # of a loaded machine; five seconds of an idle one
+            shown.until(lambda _, word=expected: browser.find_element(By.CSS_SELECTOR, "#state").text == word)
+
+    looked = "const done = arguments[0]; look().then(() => done(performance.getEntriesByType('resource').length))"
+    with running_console(home) as (_, console, once):
+        browser.get(once)
+        browser.find_element(By.TAG_NAME, "button").click()
+        for path, scripting in (("/", True), ("/timeline", True), ("/", False)):
+            browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripting})
+            browser.get(f"{console}{path}")
+            frozen_and_opened()
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        browser.get(f"{console}/budget")
+        reason = browser.find_element(By.ID, "freeze-reason")
+        reason.send_keys("half a sen")
+        with home.open_ledger() as books:
+            books.freeze(reason="from elsewhere")
+        asked = [browser.execute_async_script(looked) for _ in range(3)]
+        assert len(set(asked)) == 1  # no request
+        assert reason.get_attribute("value") == "half a sen"
+        assert "while a form is filled in" in browser.find_element(By.ID, "live").text
+        reason.clear()
+        assert browser.execute_async_script(looked) > asked[0]
+        assert browser.find_element(By.CSS_SELECTOR, "#state").text == "frozen"
+        assert browser.find_element(By.ID, "unfreeze-reason").get_attribute("value") == ""
+    browser.execute_async_script(looked)
+    assert browser.find_element(By.CSS_SELECTOR, "#state").text == "NOT UP TO DATE"  # the console has ended
+    with home.open_ledger() as books:
+        books.unfreeze(reason="done")
 
 
 def _look_everywhere(browser, console: str, home) -> None:
@@ -203,7 +276,10 @@ def _look_everywhere(browser, console: str, home) -> None:
                 wide = browser.execute_script("return document.documentElement.scrollWidth")
                 assert wide <= width, f"{path} is {wide} wide at {width}"
                 assert browser.execute_script(PALE_TEXT, LEAST_CONTRAST) == [], (path, scheme)
-                assert browser.execute_script("return document.scripts.length") == 0
+                assert browser.execute_script("return [...document.scripts].map(s => s.src)") == [
+                    f"{console}/console.js"
+                ]
+                _audit(browser)
                 if pictures and path == "/" and (width, scheme) in PICTURED:
                     browser.get(f"{console}{path}")
                     name = f"console-overview-{width}-{scheme}.png"
@@ -212,6 +288,12 @@ def _look_everywhere(browser, console: str, home) -> None:
                     _measure(browser, width, 800)
     complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
     assert complaints == []
+
+
+def _audit(browser) -> None:
+    if AXE:
+        browser.execute_script(Path(AXE).read_text())
+        assert browser.execute_async_script(AXE_FINDS) == [], browser.current_url
 
 
 def _keep(picture: bytes, file: Path) -> None:

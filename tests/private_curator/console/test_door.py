@@ -143,7 +143,7 @@ def test_every_reply_forbids_scripts_frames_and_copies(client, signed_in):
         assert {name: reply.headers[name] for name in HEADERS} == HEADERS
     policy = HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy
-    assert "script" not in policy
+    assert "script-src 'self';" in policy
     assert "unsafe" not in policy
     assert "*" not in policy
 
@@ -176,6 +176,13 @@ def test_a_session_ends_by_itself(sessions, tokens, clock):
         assert sessions.of(busy) is not None
     clock.now = began + SESSION_S
     assert sessions.of(busy) is None
+
+
+def test_what_a_page_asks_by_itself_keeps_no_session(signed_in, clock):
+    clock.now = IDLE_S - 1
+    assert signed_in.get("/changes?live=1").status_code == 200
+    clock.now += 2
+    assert signed_in.get("/changes?live=1").headers["location"] == SIGN_IN
 
 
 def test_only_so_many_browsers_are_signed_in(sessions, tokens):

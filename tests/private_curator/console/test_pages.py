@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
-import shutil
+import zipfile
 from html.parser import HTMLParser
 
 import pytest
-from console_home import PURPOSES, SCRIPT, home_with_a_past
+from console_home import OPENED, PURPOSES, SCRIPT, home_with_a_past
+from cryptography import x509
+from made_home import copied_home
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -16,16 +19,21 @@ from dpswd.private_curator.books.figures import Decision
 from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.console.application import console
 from dpswd.private_curator.console.door import origins_of
-from dpswd.private_curator.console.rendering import PLACES, plain
-from dpswd.private_curator.operator.acts import extend_budget
+from dpswd.private_curator.console.rendering import _PAGES, PLACES, linked, plain
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report
+from dpswd.private_curator.storage.asks import Ask
 from dpswd.private_curator.storage.home_directory import HomeDirectory
-from dpswd.shared.core.errors import SettingsError, rounded
+from dpswd.public_client.curator.identity import make_identity
+from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.core.errors import rounded
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.protocol.publications import MAX_FILE_BYTES, Publication
 
 ORIGIN = "http://127.0.0.1:8466"
 OWN = {"Origin": ORIGIN}
 OPERATOR = "Dr. Weiss"
+OURS = '<script src="/console.js" defer></script>'
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +44,7 @@ def past(tmp_path_factory):
 @pytest.fixture
 def home(past, tmp_path):
     """A copy of its own for a test that acts."""
-    shutil.copytree(past.path, tmp_path / "home")
-    return HomeDirectory(tmp_path / "home", operator=OPERATOR)
+    return copied_home(past, tmp_path / "home", operator=OPERATOR)
 
 
 def browser(home: HomeDirectory) -> TestClient:
@@ -136,7 +143,7 @@ def test_foreign_words_are_only_ever_words(past, looking):
     shown = [looking.get(path).text for path in every_page(past)]
     assert sum("&lt;script&gt;alert(1)" in page for page in shown) >= 4
     for page in shown:
-        assert "<script" not in page
+        assert page.count("<script") == page.count(OURS) == 1
         assert " style=" not in page
         assert " onclick=" not in page
         assert "\u202e" not in page
@@ -152,7 +159,7 @@ def test_what_an_address_says_is_only_ever_text(looking, query):
     for path in ("/runs", "/timeline"):
         page = looking.get(f"{path}?{query}")
         assert page.status_code == 200
-        assert "<script" not in page.text
+        assert page.text.count("<script") == page.text.count(OURS)
         assert "<img src=x" not in page.text
     assert looking.get("/timeline?since=yesterday").status_code == 409
     assert "<script" not in looking.get(f"/sign-in?token={SCRIPT}").text
@@ -281,6 +288,96 @@ def test_an_operator_stops_decides_and_answers_for_it(home):
     ]
 
 
+def test_a_page_is_live_and_loses_nobodys_words(home):
+    """The script asks for another mark; without scripts a page without a form is asked for anew."""
+    client = browser(home)
+    mark = client.get("/changes?live=1").text
+    for path in every_page(home)[:-1]:
+        page = client.get(path).text
+        assert f'data-mark="{mark}"' in page, path  # looking changes nothing
+        address = re.search('data-live="(.*?)"', page)[1].replace("&amp;", "&")
+        assert client.get(address).text.count(mark) == 1
+        forms = page.count("<form") - 1  # to sign out
+        assert page.count('http-equiv="refresh"') == (forms == 0 or path == "/ledger"), path  # a button has no words
+    assert "text/javascript" in client.get("/console.js").headers["content-type"]
+    with home.open_ledger() as books:
+        books.freeze(reason="from elsewhere")
+    assert client.get("/changes?live=1").text != mark
+    mark = client.get("/changes?live=1").text
+    home.asks.record(Ask(time=OPENED, operation="OpenRun", client="ml-team", outcome="BUDGET_EXHAUSTED"))
+    home.asks.write()
+    assert client.get("/changes?live=1").text != mark
+    send(client, "/unfreeze", reason="back")
+    assert "open again" not in client.get("/?live=1").text  # by itself a page takes no notice from another
+    assert "open again" in client.get("/budget").text
+
+
+def test_a_new_team_is_signed_for_by_the_fingerprint_that_it_told(home, tmp_path):
+    client = browser(home)
+    request = make_identity("cardiology", tmp_path / "team").read_bytes()
+    told = request_fingerprint(request)
+
+    def approve(fingerprint: str, **fields: str):
+        data = {"csrf": csrf(client), "fingerprint": fingerprint, "days": "90", **fields}
+        return client.post("/teams/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
+
+    for wrong in ("", told[:15], "0" * 64):
+        refused = approve(wrong)
+        assert refused.status_code == 409
+        assert "fingerprint" in refused.text
+    assert "cardiology" not in {known.name for known in Record(home).clients}
+    assert approve(f"{told[:8]} {told[8:24].upper()}", epsilon="0.5").status_code == 303
+    added = next(known for known in Record(home).clients if known.name == "cardiology")
+    assert added.share == 0.5
+    page = client.get("/teams").text
+    assert "cardiology is added" in page
+    (certificate,) = added.certificates
+    files = zipfile.ZipFile(io.BytesIO(client.get(f"/teams/{certificate.fingerprint}/credentials.zip").content))
+    assert set(files.namelist()) == {"ca.crt", "client.crt", "ledger.pub"}
+    issued = x509.load_pem_x509_certificate(files.read("client.crt"))
+    assert issued.public_key() == x509.load_pem_x509_csr(request).public_key()
+    assert files.read("ledger.pub").decode().strip() == Record(home).health.public_key
+    assert client.get(f"/teams/{'0' * 64}/credentials.zip").status_code == 404
+
+
+def test_share_cap_and_budget_take_what_the_commands_take(home):
+    client = browser(home)
+    assert send(client, "/teams/share", team="ml-team", epsilon="2.5", reason="a share").status_code == 303
+    assert send(client, "/teams/cap", team="ml-team", epsilon="0.25", reason="a brake").status_code == 303
+    team = Record(home).clients[0]
+    assert (team.share, team.daily_cap) == (2.5, 0.25)
+    assert send(client, "/teams/cap", team="ml-team", epsilon="0", reason="no brake").status_code == 303
+    assert Record(home).clients[0].daily_cap is None
+    refused = send(client, "/teams/share", team="ml-team", epsilon="9", reason="too much")
+    assert refused.status_code == 409
+    assert '<a href="/budget#extend">extend the budget first</a>' in refused.text
+    small, large = {"epsilon": "3.5", "reason": "minute 14"}, {"epsilon": "12", "reason": "minute 15"}
+    shown = send(client, "/budget/extend", **small)
+    assert "epsilon 3.5 lets what is concluded" in shown.text
+    assert 'name="typed"' not in shown.text
+    assert Record(home).overview.epsilon == 3.0
+    assert send(client, "/budget/extend", **small, shown="1").status_code == 303
+    assert Record(home).overview.epsilon == 3.5
+    shown = send(client, "/budget/extend", **large)
+    assert "hardly a promise" in shown.text
+    words = re.search("Type <code>(.*?)</code>", shown.text)[1]
+    for typed in ("", "epsilon 12"):
+        assert send(client, "/budget/extend", **large, shown="1", typed=typed).status_code == 409
+    assert send(client, "/budget/extend", **large, shown="1", typed=words).status_code == 303
+    assert Record(home).overview.epsilon == 12.0
+
+
+def test_every_thing_to_do_first_leads_to_its_place(looking):
+    assert linked("a <b>; see dpswd-curator serve and `dpswd-curator budget --extend`") == (
+        'a &lt;b&gt;; see dpswd-curator serve and `<a href="/budget">dpswd-curator budget</a> --extend`'
+    )
+    for place in _PAGES.values():
+        path, _, anchor = place.partition("#")
+        page = looking.get(path)
+        assert page.status_code == 200
+        assert not anchor or f'id="{anchor}"' in page.text
+
+
 def test_a_board_gets_a_report_that_the_ledgers_key_signed(past, looking, tmp_path):
     made = send(looking, "/report", since="2026-01-01")
     assert made.headers["content-disposition"].startswith('attachment; filename="report-')
@@ -291,20 +388,43 @@ def test_a_board_gets_a_report_that_the_ledgers_key_signed(past, looking, tmp_pa
     assert send(looking, "/report", since="spring").status_code == 409
 
 
-def test_an_act_that_waits_for_a_second_operator_is_shown(home):
-    home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend"]\n')
+def test_an_act_that_takes_two_is_a_request_here_as_well(home, tmp_path):
+    home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend", "approve"]\n')
     anna, ben = (
         HomeDirectory(home.path, operator=Operator.make(home.path / f"{name}.key", name)) for name in ("anna", "ben")
     )
     for each in (anna, ben):
         with anna.open_ledger() as books:
             books.enrol(each.acting.name, each.acting.credential)
-    with pytest.raises(SettingsError, match="noted for anna"):
-        extend_budget(anna, epsilon=4.0, reason="a third study")
-    page = browser(home).get("/requests").text
+    first, second = browser(anna), browser(ben)
+    asked = {"epsilon": "4", "reason": "a third study", "shown": "1"}
+    for _ in range(2):  # the same operator cannot be both
+        assert send(first, "/budget/extend", **asked).headers["location"] == "/requests"
+        assert "noted for anna" in first.get("/requests").text
+    page = second.get("/requests").text
     assert "wait for a second operator" in page
-    assert "anna" in page
     assert "a third study" in page
+    filled = second.get(re.search('href="([^"]*)">extend as well', page)[1].replace("&amp;", "&")).text
+    assert 'value="4.0"' in filled
+    assert Record(home).overview.epsilon == 3.0
+    assert send(second, "/budget/extend", **asked).headers["location"] == "/budget"
+    assert Record(home).overview.epsilon == 4.0
+    assert "wait for a second" not in second.get("/requests").text
+
+    request = make_identity("cardiology", tmp_path / "team").read_bytes()
+
+    def approve(client: TestClient):
+        data = {"csrf": csrf(client), "fingerprint": request_fingerprint(request), "days": "90", "epsilon": "0.5"}
+        return client.post("/teams/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
+
+    assert approve(first).headers["location"] == "/requests"
+    page = second.get("/requests").text
+    assert '2<span class="unseen"> waiting</span>' in page  # a team's, and this
+    filled = second.get(re.search('href="([^"]*)">approve as well', page)[1].replace("&amp;", "&")).text
+    assert 'value="90"' in filled
+    assert 'value="0.5"' in filled
+    assert approve(second).headers["location"] == "/teams"
+    assert Record(home).clients[-1].name == "cardiology"
 
 
 def test_an_act_of_the_console_states_the_operators_credential(home):
@@ -366,7 +486,7 @@ def test_a_defect_shows_nothing_of_itself(past, monkeypatch):
     assert failed.headers["Content-Security-Policy"]
 
 
-def test_a_proposal_is_shown_with_its_price_and_nothing_is_charged(tmp_path):
+def test_a_proposal_is_shown_with_its_price_and_published_once_the_word_is_typed(tmp_path):
     """Without records, key or worker the price is the one that the team's own accountant expects."""
     from published_site import CLIENT, Site
 
@@ -374,6 +494,7 @@ def test_a_proposal_is_shown_with_its_price_and_nothing_is_charged(tmp_path):
     proposal = site.proposal()
     before = site.home.read_ledger().head.seq
     client = browser(site.home)
+    assert client.app.room["/publication"] > MAX_FILE_BYTES
 
     def look(data: bytes, team: str = CLIENT):
         files = {"proposal": ("p.dpswd", data)}
@@ -384,8 +505,23 @@ def test_a_proposal_is_shown_with_its_price_and_nothing_is_charged(tmp_path):
     assert "sliced quantile coefficients (3 in each of 8 directions), of all 120 records" in shown.text
     assert shown.text.count(rounded(proposal.epsilon, up=True)) == 2  # the price, and what the team expected
     assert "fits the budget" in shown.text
+    asked = {"proposal": proposal.digest, "purpose": "the spring study"}
+    for wrong in ({"typed": "yes"}, {"typed": "publish", "proposal": "0" * 64}):
+        assert send(client, "/publication/make", **asked | wrong).status_code == 409
     wrong = look(b"no proposal")
     assert wrong.status_code == 409
     assert "<bdi>the file " in wrong.text
     assert look(proposal.to_file(), team="nobody").status_code == 404
     assert site.home.read_ledger().head.seq == before
+    with site.home.open_ledger() as books:
+        books.extend_budget(PrivacyBudget(3.5, 1e-5), reason="meanwhile")
+    stale = send(client, "/publication/make", **asked, typed="publish")
+    assert stale.status_code == 409
+    assert "look again" in stale.text
+    assert look(proposal.to_file()).status_code == 200
+    made = [send(client, "/publication/make", **asked, typed="publish") for _ in range(2)]
+    assert [reply.status_code for reply in made] == [200, 200], made[0].text
+    assert made[0].content == made[1].content
+    (tmp_path / "p.dpswd").write_bytes(made[0].content)
+    assert Publication.read(tmp_path / "p.dpswd").problems(bytes.fromhex(Record(site.home).health.public_key)) == []
+    assert len(Record(site.home).runs) == 1

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_accounting import ToyAccounting, ToyBudget
 
 from dpswd.private_curator.books.backup import restore
+from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.core.ledger.statements import Kind, Request
 
@@ -24,6 +25,7 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     run = open_run(ledger, steps=2)
     ledger.abandon_step(ledger.begin_step(Request(client="alice", request_id="1", digest="d" * 64), run_id=run.run_id))
     answer(ledger, run, "1")
+    ledger.quantum("2" * 64, milliseconds=50)
     ledger.prune_replies(run.run_id, reason="x")
     ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
     ledger.renew_client("bob", "c" * 64)
@@ -40,6 +42,10 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     ledger.extend_budget(ToyBudget(1.9), reason="x")
     ledger.approve_extractor("1" * 64)
     ledger.revoke_extractor("1" * 64)
+    ledger.backup(path.with_name("copy"))
+    with Ledger.open(path.with_name("copy"), key=key, accounting=ToyAccounting()) as served:
+        released = open_run(served, request_id="2").receipt.entry
+    ledger.count_copies([released], reason="x")
     ledger.accept_state(reason="accepted by the board of ethics on 3 May")
     ledger.freeze(reason="x")
     ledger.unfreeze(reason="x")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from toy_accounting import Relation, ToyBudget, ToyRun, ToyStep, toy_run
 
 from dpswd.private_curator.books.figures import Quote
+from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.statements import Kind, Request, StepGranted, StoredReply
 from dpswd.shared.core.errors import (
     BudgetExhausted,
@@ -298,3 +300,35 @@ def test_the_ledger_loads_neither_torch_nor_scipy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@both
+def test_the_first_quantum_of_a_work_is_that_of_every_later_start(ledger, reopen):
+    """Attack: each trial set its own, 100 and 150 ms for one graph, by the machine's load."""
+    work, other = "1" * 64, "2" * 64
+    assert ledger.quantum(work, milliseconds=100) == 100
+    assert ledger.quantum(work, milliseconds=150) == 100
+    assert ledger.quantum(other, milliseconds=150) == 150
+    if isinstance(ledger.location, SqliteFile):
+        ledger.close()  # one at a time
+    later = reopen()
+    assert later.quantum(work, milliseconds=50) == 100
+    fixed = [entry.payload for entry in later.history() if entry.kind == Kind.QUANTUM_FIXED]
+    assert fixed == [{"work": work, "milliseconds": 100}, {"work": other, "milliseconds": 150}]
+    assert later.verify().ok
+
+
+def test_threads_that_fix_one_quantum_at_once_agree(ledger):
+    barrier, found = threading.Barrier(8), []
+
+    def fix(milliseconds):
+        barrier.wait()
+        found.append(ledger.quantum("1" * 64, milliseconds=milliseconds))
+
+    threads = [threading.Thread(target=fix, args=(50 * number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(found) == 8
+    assert len(set(found)) == 1

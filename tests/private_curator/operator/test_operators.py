@@ -13,10 +13,11 @@ from made_home import made_home
 from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.core.ledger.store import append_entry, utc_now
-from dpswd.private_curator.operator.acts import extend_budget, verify_ledger
+from dpswd.private_curator.operator.acts import enrol_operator, extend_budget, remove_operator, verify_ledger
 from dpswd.private_curator.operator.seconding import WAITS, seconded
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import LedgerCorrupt, SettingsError
+from dpswd.shared.core.privacy.budget import PrivacyBudget
 
 STUDY = "second study"
 
@@ -132,3 +133,41 @@ def test_what_was_acted_verifies_and_states_the_credential(homes):
     assert by["credential"] == homes["ben"].acting.credential
     assert by["first"]["credential"] == homes["anna"].acting.credential
     assert verify_ledger(homes["eve"]).ok
+
+
+def test_the_ledger_remembers_that_an_act_takes_two(homes):
+    """Attack: the directory's owner emptied ``operators.second``, and one credential extended the budget."""
+    anna, ben = homes["anna"], homes["ben"]
+    noted_by(anna)
+    extend_budget(ben, epsilon=1.5, reason=STUDY)
+    settings = anna.settings.read_text()
+    anna.settings.write_text(settings.replace('["extend"]', "[]"))
+    noted_by(anna, epsilon=1.6)
+    with anna.open_ledger() as books, pytest.raises(SettingsError, match="extend takes two operators here"):
+        books.extend_budget(PrivacyBudget(epsilon=1.6, delta=1e-5), reason=STUDY)
+    with anna.open_ledger() as books, books._database.write() as session:  # past the program
+        budget = {"budget": {"epsilon": 9.0, "delta": 1e-5, "relation": "replace-one"}, "filter": None, "reason": STUDY}
+        acted = anna.acting.acting(session, Kind.BUDGET_EXTENDED, budget, None)
+        append_entry(session, Kind.BUDGET_EXTENDED, acted, key=anna.read_ledger_key(), clock=utc_now)
+    with pytest.raises(LedgerCorrupt, match="extend takes two operators here"):
+        anna.open_ledger()
+
+
+def test_enrolment_states_what_takes_two_and_two_can_lower_it(homes):
+    anna, ben, eve = homes["anna"], homes["ben"], homes["eve"]
+    settings = anna.settings.read_text()
+
+    def by_two(act):
+        with pytest.raises(SettingsError, match="noted for anna"):
+            act(anna)
+        act(ben)
+
+    by_two(lambda home: enrol_operator(home, "eve", eve.acting.credential))
+    assert anna.read_ledger().books.operators.second == {"extend"}
+    anna.settings.write_text(settings.replace('["extend"]', "[]"))
+    with pytest.raises(SettingsError, match="noted for anna"):
+        remove_operator(anna, "eve", reason="left")
+    remove_operator(ben, "eve", reason="left")  # two, under settings that name no act
+    assert anna.read_ledger().books.operators.second == set()
+    extend_budget(anna, epsilon=1.5, reason=STUDY)
+    assert anna.read_ledger().status.data_set.epsilon == 1.5

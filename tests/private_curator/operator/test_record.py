@@ -75,8 +75,16 @@ def test_the_overview_has_the_budget_over_time(record):
     assert [point.epsilon for point in seen.points] == [5.0, 5.0, 8.0, 8.0, 8.0]
     assert seen.forecast.next_spent > seen.spent
     assert seen.forecast.next_fits
-    assert seen.forecast.exhausted_on > NOW.date().isoformat()
+    assert seen.forecast.exhausted_on is None  # of less than a week no rate is taken
     assert "epsilon 8, delta 1e-05" in seen.promise
+
+
+def test_a_week_of_spending_tells_a_rate(lived):
+    home = HomeDirectory(lived[0].path)
+    early, late = (Record(home, now=NOW + dt.timedelta(days=days)).overview.forecast for days in (6.9, 7.1))
+    assert early.exhausted_on is None
+    assert late.exhausted_on > (NOW + dt.timedelta(days=8)).date().isoformat()
+    assert early.next_spent == late.next_spent
 
 
 def test_every_client_has_a_count_with_or_without_a_share(record, lived):
@@ -96,7 +104,8 @@ def test_a_run_is_told_with_its_price_and_why(record, lived):
     _, first, _, third = lived
     seen = record.run(first.run_id)
     assert (seen.purpose, seen.mechanism, seen.noise) == ("sepsis model, spring", "quantiles", "2")
-    assert "quantile coefficients (feature dimension 4, directions 20, coefficients 8)" in seen.release
+    assert seen.release == "160 noised numbers; no record"
+    assert seen.exactly == "quantile coefficients (feature dimension 4, directions 20, coefficients 8)"
     assert seen.epsilon == pytest.approx(seen.increase)
     assert seen.client_increase is None
     later = record.run(third.run_id)
@@ -119,7 +128,7 @@ def test_the_timeline_says_who_did_what_and_why(record, lived):
     assert acts[0].text == "extended the budget from 5 to epsilon 8 at delta 1e-05"
     (refusal,) = selected(record.timeline, categories=[Category.REFUSAL])
     assert (refusal.count, refusal.epsilon, refusal.client, refusal.why) == (3, 11.0, "ml-team", "all of it")
-    assert "asked the price of a run of 'rows' and was refused: BUDGET_EXHAUSTED, 3 times" in refusal.text
+    assert "asked for a run of 'rows' and was refused: BUDGET_EXHAUSTED, 3 times" in refusal.text
     charges = selected(record.timeline, categories=[Category.CHARGE], client="ml-team")
     assert [charge.run for charge in charges] == [run.run_id for run in lived[1:]]
     assert selected(record.timeline, until="2020-01-01") == []

@@ -26,8 +26,11 @@ from dpswd.private_curator.serving.asking import host_of
 from dpswd.private_curator.settings.groups import LogSettings
 from dpswd.private_curator.storage.asks import KEPT_DAYS, MOST_ROWS, OTHERS, Ask, AskBook
 from dpswd.private_curator.storage.home_directory import HomeDirectory
+from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.cli.main import main as client_main
 from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.plans.declarable import quoted
 from dpswd.shared.core import errors
 from dpswd.shared.core.wire.messages import RunParameters
 
@@ -68,8 +71,10 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
             address, credentials=tmp_path / "team", run_directory=tmp_path / "runs", purpose="sepsis, spring"
         ) as team:
             assert team.price_run(cheap).fits
+            assert not team.price_run(dear).fits  # a question
             for _ in range(3):
-                assert not team.price_run(dear).fits  # the stock client asks so, and refuses itself
+                with pytest.raises(errors.BudgetExhausted, match=r"would cost epsilon 7\.5"):
+                    team.price_run(dear, wanted=7.5)  # the stock client asks so where it goes no further
             run = team.open_run(cheap)
             asked = team.request_budget(1.0, because="a second site")[-1]
             with anna.open_ledger() as ledger:
@@ -113,7 +118,7 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
     assert "sepsis, spring" in receipt
     refused = {event.kind: event for event in selected(record.timeline, categories=[Category.REFUSAL])}
     assert refused["BUDGET_EXHAUSTED"].count == 3
-    assert refused["BUDGET_EXHAUSTED"].epsilon > 5.0
+    assert refused["BUDGET_EXHAUSTED"].epsilon == 7.5
     assert refused["GRANT_NOT_HELD"].who == "ml-team"
     assert gone in refused["CREDENTIALS_INVALID"].text
     assert "from 127.0.0.1" in refused["CREDENTIALS_INVALID"].text or "from ::1" in refused["CREDENTIALS_INVALID"].text
@@ -139,8 +144,28 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
     for word in (run.run_id, "release quantiles", "epsilon ", "certificate ", "peer "):
         assert word in charges[0]
     assert sum("charge dry run" in line and "BUDGET_EXHAUSTED" in line for line in lines) == 3
-    assert sum("charge dry run" in line and ": OK" in line for line in lines) == 1
+    assert sum("charge dry run" in line and ": OK" in line for line in lines) == 2
     assert any(gone in line and "CREDENTIALS_INVALID" in line for line in lines)
+
+
+def test_a_search_for_the_noise_is_one_refusal_with_the_epsilon_that_was_typed(tmp_path):
+    """Beside a run that is charged the ledger counts the next one dearer than it is alone: the client asks again and
+    again, with more and more noise, until the price is what was typed."""
+    made = made_home(tmp_path, RECORDS, epsilon=1.0, clients={"ml-team": "team"})
+    asked = []
+    with serving(made) as address, Curator.connect(address, credentials=tmp_path / "team") as team:
+        hospital = Hospital(team)
+        torch.manual_seed(1)
+        extractor = nn.Linear(5, 4)
+        hospital.open(hospital.plan(Replay(), epsilon=0.9, extractor=extractor), extractor)
+        send = team.transport.exchange
+        team.transport.exchange = lambda *given, **named: asked.append(given[0]) or send(*given, **named)
+        plan = hospital.plan(Replay(), epsilon=1.5)
+        with pytest.raises(errors.BudgetExhausted, match=r"would cost epsilon 1\.5000"):
+            quoted(team, Replay().declarable(extractor, (5,), None), plan, required=True)
+    assert asked.count("OpenRun") > 3
+    (refused,) = selected(Record(HomeDirectory(made.path)).timeline, categories=[Category.REFUSAL])
+    assert (refused.count, refused.epsilon) == (1, 1.5)
 
 
 def _refusals_counted(address):

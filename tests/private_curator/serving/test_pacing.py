@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpswd.private_curator.serving.pacing import SHORTEST_QUANTUM_S, Pacer
+from dpswd.private_curator.serving.pacing import SHORTEST_QUANTUM_S, Pacer, quantum_ms
 from dpswd.shared.sandbox.steady import LARGEST_RATIO
 
 
@@ -28,7 +28,7 @@ def left_after(quantum, work, *, expected=None, fails=False):
     try:
         with pacer.paced():
             if expected is not None:
-                pacer.expect(expected)
+                pacer.expect(quantum_ms(expected) / 1000)
             clock.now += work
             if fails:
                 raise KeyError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,7 +24,8 @@ from torch import nn
 from dpswd.private_curator.core.ledger.sqlite import file_lock
 from dpswd.private_curator.operator import preflight
 from dpswd.private_curator.records import contract
-from dpswd.private_curator.serving import server
+from dpswd.private_curator.serving import server, service
+from dpswd.private_curator.serving.pacing import Pacer, quantum_ms
 from dpswd.private_curator.settings import tree as settings
 from dpswd.private_curator.storage import home_directory as home
 from dpswd.public_client.extractor.tracing import trace
@@ -491,3 +493,46 @@ def test_records_that_do_not_keep_the_contract_are_not_served_and_the_pass_is_ma
     np.save(directory / "records.npy", RECORDS * 100)
     with pytest.raises(errors.SettingsError, match="records accept"):
         serve(**declared)
+
+
+class Loaded:
+    """An evaluator on a machine that is so busy that each step takes so many seconds longer."""
+
+    def __init__(self, evaluator, seconds):
+        self.evaluator, self.seconds = evaluator, seconds
+
+    @contextlib.contextmanager
+    def session(self, source):
+        with self.evaluator.session(source) as session:
+            time.sleep(self.seconds)
+            yield session
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"])
+def test_two_servers_have_one_quantum_whatever_their_load(tmp_path, request, monkeypatch, place):
+    """Attack: quanta of 100 and 150 ms for one graph, by the load. On PostgreSQL both servers are up at once."""
+    groups = {}
+    if place == "postgres":
+        groups = {"ledger": {"url": request.getfixturevalue("postgres").url(), "schema_name": "two_servers"}}
+    made = made_home(tmp_path, RECORDS, groups=groups)
+    chosen = {
+        "listen.host": "localhost",
+        "listen.port": "0",
+        "compute.device": "cpu",
+        "compute.isolation": "in-process",
+    }
+    expected, own = [], []
+    monkeypatch.setattr(Pacer, "expect", lambda _, quantum_s: expected.append(quantum_s))
+    monkeypatch.setattr(service, "quantum_ms", lambda seconds: own.append(quantum_ms(seconds)) or own[-1])
+    with contextlib.ExitStack() as to_the_end:
+        for load_s in (0.0, 0.3):
+            running = server.CuratorServer(made, settings.load(made.path, chosen))
+            pipeline = running.service.pipeline
+            pipeline.evaluator = Loaded(pipeline.evaluator, load_s)
+            with contextlib.ExitStack() as until_the_next:
+                stack = to_the_end if groups else until_the_next  # of a file one serves at a time
+                stack.callback(running.stop)
+                client = stack.enter_context(RawClient(running.start(), credentials=tmp_path / "credentials"))
+                assert client.step(_open(client)).step == 1
+    assert max(own) >= 450 > 300 >= min(own)
+    assert set(expected) == {own[0] / 1000}

@@ -147,6 +147,7 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
     with connected((shifted, 4.0)) as (hospital,):
         ladder = plan_ladder(trained, source, hospital, epsilon=4.0)
         assert str(ladder).startswith("Recommended for rehearsal: the ladder, because a glance at what your network's")
+        assert f"  {'':<8} if it comes to that, it takes about" in str(ladder)  # the views' fit
         assert hospital.describe().spent == 0.0
         found = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
         assert [answer.rung for answer in found.answers][:2] == [GLANCE, LAYERS]

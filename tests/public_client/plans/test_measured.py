@@ -102,6 +102,11 @@ def test_the_figures_of_labelled_sources_are_those_on_file(measured):
     assert round(statistics.mean(after), 1) == measured.after
 
 
+def test_the_page_of_labelled_sources_says_what_is_on_file():
+    page = (ROOT / "docs" / "ml-team" / "labelled-sources.md").read_text(encoding="utf-8")
+    assert labelled_sources.page_table(read(labelled_sources.RESULTS)) in page
+
+
 def test_the_figures_on_vectors_are_those_on_file():
     (measured,) = [m for m in MEASURED if (m.method, m.modality) == ("replay", "vectors")]
     runs = [run for run in read(office.RESULTS) if run["epsilon"] == measured.epsilon and run["records"] > 900]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from deploy.extractor_page import limit_table, refusal_table, vocabulary_table
+from deploy.extractor_page import limit_table, vocabulary_table
 from dpswd.public_client.extractor.modules import INSTEAD, MODULES
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 PAGE = Path(__file__).parents[3] / "docs" / "ml-team" / "extractors.md"
 
 
-@pytest.mark.parametrize("table", [vocabulary_table, refusal_table, limit_table])
+@pytest.mark.parametrize("table", [vocabulary_table, limit_table])
 def test_the_page_holds_the_generated_table(table):
     assert table() in PAGE.read_text(encoding="utf-8"), "run: python -m deploy.extractor_page"
 

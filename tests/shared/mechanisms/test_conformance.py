@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_home import made_home
 from raw_client import RawClient, released
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpswd.private_curator.core.ledger.statements import Request, Run, StoredReply
 from dpswd.private_curator.core.steps.randomness import SystemNoise
@@ -32,11 +33,13 @@ from dpswd.private_curator.serving.server import CuratorServer
 from dpswd.private_curator.settings import tree
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import BudgetExhausted, RequestIdReused, RequestInvalid, RunFinished
+from dpswd.shared.core.mechanisms.evaluation import counts
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
 from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, step_digest
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
@@ -229,6 +232,58 @@ def test_a_reply_has_one_length(case):
             assert all(torch.isfinite(grid.to_tensor()).all() for grid in case.released(reply))
             lengths.add(len(StepRelease(str(uuid.UUID(int=1)), 1, reply.to_bytes()).to_bytes()))
     assert len(lengths) == 1
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+
+class Kernels(TorchDispatchMode):
+    """What torch runs, on which shapes; numpy's part of a step is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
+
+    def __torch_dispatch__(self, kernel, _types, args=(), kwargs=None):
+        shapes = tuple(tuple(value.shape) for value in args if isinstance(value, torch.Tensor))
+        self.run.append((kernel.overloadpacket.__name__, shapes))
+        return kernel(*args, **(kwargs or {}))
+
+
+def _kernels(case: Case, sample: Labelled) -> list[Any]:
+    with Kernels() as seen:
+        _BENCHES[case.name].reply(sample, NoNoise(), seed=bytes(32))
+    return seen.run
+
+
+ORDERING = {"sort", "topk", "unique", "nonzero", "masked_select"}
+"""Kernels whose time follows the order or the number of what they are given."""
+ORDERS_WHAT_IS_PUBLIC = {"gradient"}
+"""Its sorts are of source records and of rows that are released."""
+
+
+@by_case
+def test_a_step_runs_the_same_kernels_whatever_the_records(case):
+    """Attack: a sort took a third of its time for equal features; records without a label were left out of an
+    evaluation, whose time told how many there are."""
+    _kernels(case, DATA)  # tables are made once
+    usual = _kernels(case, DATA)
+    samples = [
+        Labelled(np.full((RECORDS, INPUTS), value, np.float32), DATA.labels * 0)
+        for value in (0.0, 1e-38, 3e38, np.nan, np.inf)
+    ]
+    if _mechanism(case).partial_labels:
+        samples.append(Labelled(DATA.records, np.where(np.arange(RECORDS) < 5, UNLABELLED, DATA.labels)))
+    for sample in samples:
+        assert _kernels(case, sample) == usual
+    assert case.declared[0] in ORDERS_WHAT_IS_PUBLIC or not {name for name, _ in usual} & ORDERING
+
+
+def test_a_planted_branch_is_found(monkeypatch):
+    monkeypatch.setattr(counts, "neutralise", lambda v: torch.nan_to_num(v) if bool(v.isnan().any()) else v)
+    case = next(case for case in CASES if case.name == "evaluation")
+    missing = Labelled(DATA.records * np.nan, DATA.labels)
+    assert _kernels(case, missing) != _kernels(case, DATA)
 
 
 # ---- crashes ---------------------------------------------------------------------------------------------------------

@@ -86,31 +86,27 @@ class EvaluationCounter:
         Raises:
             InvalidValue: a shape or a label is outside what is allowed; the text names no value.
         """
-        scores = features
         assert labels is not None, "offered only where there are labels"
         wide = self._models * self._classes
-        if scores.dim() != 2 or scores.shape != (len(labels), wide) or labels.ndim != 1:
-            raise InvalidValue(
-                f"scores of shape {tuple(scores.shape)} and {labels.shape} labels cannot be counted; needed are (m, "
-                f"{wide}) and (m,)"
-            )
+        if features.dim() != 2 or features.shape != (len(labels), wide) or labels.ndim != 1:
+            raise InvalidValue(f"scores {tuple(features.shape)}, labels {labels.shape}; needed: (m, {wide}) and (m,)")
         if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < self._classes):
             raise InvalidValue(f"a label is outside of 0 to {self._classes - 1}")
-        labelled = labels != UNLABELLED
-        scores, labels = scores[torch.from_numpy(labelled).to(scores.device)], labels[labelled]
-        finite = neutralise(scores.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+        # A record without a label adds 0 somewhere: leaving it out would take a time that tells how many there are.
+        labelled = (labels != UNLABELLED).astype(np.int64)
+        finite = neutralise(features.detach()).to("cpu", torch.float64).clamp(-LARGEST_SCORE, LARGEST_SCORE)
         each = finite.reshape(len(labels), self._models, self._classes).argmax(dim=2).numpy()
         self._right += (each == labels[:, None]).sum(axis=0)
-        self._labelled += len(labels)
+        self._labelled += labelled.sum()
         if self._models > 1:
             return
         predictions = each[:, 0]
         confidences = torch.softmax(finite, dim=1).max(dim=1).values.numpy()
-        np.add.at(self.confusion, (labels, predictions), 1)
+        np.add.at(self.confusion, (labels, predictions), labelled)
         if self._bins:
             bins, places = bin_places(confidences, classes=self._classes, bins=self._bins)
-            np.add.at(self._table, ((predictions != labels).astype(np.int64), bins), 1)
-            np.add.at(self._places, bins, places)
+            np.add.at(self._table, ((predictions != labels).astype(np.int64), bins), labelled)
+            np.add.at(self._places, bins, places * labelled)
 
     @property
     def sums(self) -> tuple[Integers, ...]:
@@ -118,9 +114,7 @@ class EvaluationCounter:
         return self.confusion, self._table, self._places, self._right, self._labelled
 
 
-def signals(
-    sums: tuple[Integers, ...],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def signals(sums: tuple[Integers, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """What is noised of a counter's sums, private: correct (M,), confusion (C, C) and calibration (3, B)."""
     confusion, table, places, right, _ = sums
     weighed = places * (CONFIDENCE_WEIGHT / PLACE_UNITS)  # a power of two: exact

@@ -10,9 +10,12 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, narrowest_integer, release_on_grid
+
+_NEAR_VALUES = 1 << 16  # half a megabyte in float64, which stays in a core's own cache
 
 
 def project(features: Tensor, U: Tensor) -> Tensor:
@@ -29,9 +32,7 @@ def project(features: Tensor, U: Tensor) -> Tensor:
         InvalidValue: the shapes do not fit together.
     """
     if features.dim() != 2 or U.dim() != 2 or features.shape[1] != U.shape[0]:
-        raise InvalidValue(
-            f"features have shape {tuple(features.shape)} and directions {tuple(U.shape)}; use (b, d) and (d, k)"
-        )
+        raise InvalidValue(f"features {tuple(features.shape)} and directions {tuple(U.shape)}; use (b, d) and (d, k)")
     return features.to(torch.float64) @ U.to(torch.float64)
 
 
@@ -60,18 +61,23 @@ def cosine_basis(
 
 
 def basis_function(levels: Tensor, order: int) -> Tensor:
-    """The basis as a function of the quantile level, sqrt(b) B_l: 1, or sqrt(2) cos(pi l t).
+    """sqrt(b) B_l at quantile levels t in [0, 1], of any shape: 1, or sqrt(2) cos(pi l t) for l of 1 and more."""
+    return math.sqrt(2.0) * torch.cos(math.pi * order * levels) if order else torch.ones_like(levels)
 
-    Args:
-        levels: any shape, in [0, 1].
-        order: l, at least 0.
 
-    Returns:
-        The same shape.
-    """
-    if order == 0:
-        return torch.ones_like(levels)
-    return math.sqrt(2.0) * torch.cos(math.pi * order * levels)
+def in_order(values: Tensor) -> Tensor:
+    """Each column of (b, k) upwards, by Batcher's bitonic network (1968): which places are compared is fixed by b."""
+    count, levels, ordered = len(values), (len(values) - 1).bit_length(), []
+    wide = functional.pad(values, (0, 0, 0, (1 << levels) - count), value=math.inf)
+    for part in torch.split(wide, max(1, _NEAR_VALUES >> levels), dim=1):
+        columns = part.shape[1]
+        for run in range(levels):  # pieces of 2^run rows are in order, and are merged two by two
+            for step in range(run, -1, -1):
+                low, high = part.reshape(-1, 2, 1 << step, columns).unbind(dim=1)
+                high = high.flip(1) if step == run else high
+                part = torch.stack((torch.minimum(low, high), torch.maximum(low, high)), dim=1)
+        ordered.append(part.reshape(-1, columns)[:count])
+    return torch.cat(ordered, dim=1)
 
 
 def release_coefficients(
@@ -93,7 +99,7 @@ def release_coefficients(
     Raises:
         InvalidValue: a shape or L is outside what is allowed.
     """
-    ordered = project(features, U).sort(dim=0).values  # (b, k)
+    ordered = in_order(project(features, U))  # (b, k)
     basis = cosine_basis(ordered.shape[0], coefficients, device=ordered.device)
     integer = narrowest_integer(math.sqrt(ordered.shape[0]) / 2, sigma=sigma)
     return release_on_grid(basis.T @ ordered, sigma=sigma, noise=noise, integer=integer)

@@ -548,6 +548,7 @@ class OpenRunRequest(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     PURPOSE_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """UUID4 made by the client; a repeat with the same parameters returns the same run, free."""
     validate_only: _builtins.bool
@@ -555,6 +556,10 @@ class OpenRunRequest(_message.Message):
     purpose: _builtins.str
     """Why, in the client's words: a line of at most 200 printable characters, or nothing. It stands in the ledger and in
     the receipt, for the hospital's board. A repeat of the request keeps the words of the first.
+    """
+    wanted: _builtins.float
+    """With validate_only: the epsilon that the team asked for, where it goes no further unless the run fits. One that does
+    not is refused then, and the operator is told this figure. 0 where a price is only looked for.
     """
     @_builtins.property
     def parameters(self) -> Global___RunParameters: ...
@@ -565,10 +570,11 @@ class OpenRunRequest(_message.Message):
         parameters: Global___RunParameters | None = ...,
         validate_only: _builtins.bool = ...,
         purpose: _builtins.str = ...,
+        wanted: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "purpose", b"purpose", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "purpose", b"purpose", "request_id", b"request_id", "validate_only", b"validate_only", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

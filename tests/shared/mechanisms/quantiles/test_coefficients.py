@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpswd.public_client.data.sliced_distances import distance, wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, release_coefficients
+from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, in_order, release_coefficients
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.noise import grid_step
@@ -31,6 +31,13 @@ def test_basis_is_the_formula() -> None:
     B = cosine_basis(6, 3)
     assert float(B[4, 0]) == pytest.approx(1 / math.sqrt(6))
     assert float(B[4, 2]) == pytest.approx(math.sqrt(2 / 6) * math.cos(math.pi * 2 * 4.5 / 6))
+
+
+@pytest.mark.parametrize(("batch", "columns"), [(1, 3), (2, 1), (17, 5), (128, 40), (300, 300), (1025, 90)])
+def test_the_network_puts_columns_in_order(batch: int, columns: int, generator: torch.Generator) -> None:
+    """Columns are cut where they would leave a core's cache."""
+    values = torch.randn(batch, columns, generator=generator, dtype=torch.float64).round(decimals=1)  # with ties
+    assert torch.equal(in_order(values), values.sort(dim=0).values)
 
 
 def test_release_is_coefficients_plus_the_sources_noise(

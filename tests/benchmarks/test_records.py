@@ -1,0 +1,74 @@
+"""Figures are measured anew beside those on file, and files of the repository are written where they are named."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import records
+
+FOLDER = Path(records.__file__).parent
+STORED = re.compile(r'(?:"results" / |with_name\()"([\w.-]+\.jsonl?)"')
+WITH_FIGURES = [file for file in FOLDER.rglob("*.py") if STORED.search(file.read_text(encoding="utf-8"))]
+
+
+def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
+    for name in ("runs.json", "runs.jsonl"):
+        path = tmp_path / "results" / name
+        assert records.read(path) == []
+        records.append(path, {"seed": 0, "accuracy": 1.5})
+        records.append(path, {"seed": 1, "accuracy": 2.5})
+        assert records.on_file({"seed": 1}, records.read(path))
+        assert not records.on_file({"seed": 2}, records.read(path))
+        assert records.read(path)[1]["accuracy"] == 2.5
+
+
+def test_a_run_measures_anew_and_compares(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    stored = tmp_path / "stored.json"
+    records.append(stored, {"seed": 0, "delivered": {"accuracy": 90.0}, "seconds": 120.0})
+    before = stored.read_bytes()
+    jobs = [({"seed": seed}, lambda: {"delivered": {"accuracy": 91.5}}) for seed in (0, 1)]
+    records.Rows(stored).run(jobs)
+    told = capsys.readouterr().out
+    assert "2 runs, written to measured/stored.json; those on file took 2 min" in told
+    assert "delivered accuracy 91.5 (on file 90)" in told
+    assert stored.read_bytes() == before
+    assert len(records.read(tmp_path / "measured" / "stored.json")) == 2
+    records.Rows(stored).run(jobs)
+    assert "0 runs" in capsys.readouterr().out
+
+
+def test_what_cannot_be_measured_is_left_out_and_the_time_is_kept(tmp_path):
+    own = tmp_path / "own.json"
+    rows = records.Rows(tmp_path / "none.json", own)
+    rows.run([({"seed": 0}, lambda: None), ({"seed": 1}, lambda: {"accuracy": 1.0})])
+    assert [row["seed"] for row in records.read(own)] == [1]
+    rows.run([({"seed": 2}, lambda: {"accuracy": 1.0})], minutes=0.0)
+    assert [row["seed"] for row in records.read(own)] == [1]
+
+
+def test_options_are_alike():
+    parser = argparse.ArgumentParser()
+    records.options(parser, Path("results/x.json"), seeds=(0, 1, 2))
+    assert parser.parse_args([]).seeds == (0, 1, 2)
+    assert parser.parse_args(["--seeds", "5,6", "--results", "a.json"]).seeds == (5, 6)
+
+
+@pytest.mark.parametrize("file", WITH_FIGURES, ids=lambda file: file.stem)
+def test_a_benchmark_writes_no_file_of_the_repository_unasked(file):
+    text = file.read_text(encoding="utf-8")
+    assert "append(RESULTS" not in text
+    assert "RESULTS.open" not in text
+    assert "PAGE.write_text" not in text
+    main = re.search(r"^def main", text, re.MULTILINE)
+    assert main is None or "options(" in text, "takes --results, and --seeds where it has seeds"
+
+
+def test_every_file_of_results_has_a_benchmark():
+    named = {name for file in WITH_FIGURES for name in STORED.findall(file.read_text(encoding="utf-8"))}
+    speed = {"cluster.json", "population.json", "sampling-cost.json"}  # times of a machine: run, and look at both
+    assert {path.name for path in (FOLDER / "results").iterdir()} - speed <= named

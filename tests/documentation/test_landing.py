@@ -1,0 +1,34 @@
+"""The README as a landing page: its picture is the script's, and its rows say what is on file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import digits, generate, records, sites
+from benchmarks.records import mean_and_deviation
+from deploy.parties_picture import PICTURE, picture
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_is_the_scripts():
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run: python -m deploy.parties_picture"
+
+
+def test_the_rows_of_results_are_on_file():
+    of_digits = [run for run in records.read(digits.RESULTS) if run["task"] == "mnist-usps"]
+
+    def accuracies(**wanted: object) -> list[float]:
+        return [run["accuracy"] for run in of_digits if records.on_file(wanted, [run])]
+
+    before, after = accuracies(method="source-only"), accuracies(method="replay", epsilon=1.0)
+    assert len(before) == len(after) == 5
+    assert f"| {sum(before) / 5:.1f} | {mean_and_deviation(after)} |" in README
+    stroke = sites.summary(records.read(sites.RESULTS))["stroke 1"]
+    assert f"| {stroke['source']['accuracy']:.1f} | {stroke['accuracy']:.1f} |" in README
+    drawn = [
+        run["accuracy"]["CNN"]
+        for run in records.read(generate.RESULTS)
+        if (run["data"], run["epsilon"], run["method"]["matching"]) == ("mnist", 1.0, 10)
+    ]
+    assert f"teach a CNN | | {mean_and_deviation(drawn)} |" in README
