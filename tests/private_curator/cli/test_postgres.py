@@ -173,4 +173,3 @@ def test_a_file_that_was_put_back_is_refused_too(bare):
     bare.home.ledger.write_bytes(old)
     assert "put back to an older state" in bare.run("budget", "--lower", 0.5, "--reason", "policy", status=6)
     assert "put back to an older state" in bare.run("budget")  # looking is allowed, and warned of
-    assert "ledger.url names no database" in bare.run("ledger", "move", status=3)

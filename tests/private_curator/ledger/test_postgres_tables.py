@@ -196,8 +196,10 @@ class TestMove:
         with Ledger.open(location, key=key, accounting=ToyAccounting()) as after:
             assert after.verify(receipts=receipts).ok
             assert after.status().data_set == status.data_set
-            assert after.head().payload == {
-                "accepted": None, "forgotten": [], "forgotten_entries": 0, "forgotten_runs": [], "unknown": "",
+            payload = dict(after.head().payload)
+            assert set(payload.pop("place")) == {"database"}
+            assert payload == {
+                "accepted": None, "forgotten": [], "forgotten_entries": 0, "forgotten_runs": [], "unknown": "", "reason": None,
                 "by": {"operator": "", "credential": None},
             }  # fmt: skip
         left = {entry.name for entry in path.parent.iterdir()}
