@@ -10,7 +10,7 @@ import pytest
 from benchmarks import first_contact
 
 BUDGETS = {
-    "words": 80_300,  # 70,000 is the aim
+    "words": 80_470,  # 70,000 is the aim
     "words_before_it_works": 18_950,  # 25,000
     "longest_page": 1_640,  # 2,000
     "longest_paragraph": 110,  # 120

@@ -26,7 +26,7 @@ AS_INSTALLED = {"dpswd-curator init", "dpswd-curator serve", "dpswd-client init"
 _SHELLS_OWN = re.compile(r"[|&;<>()$`*?{}~#!\n]|(^|\s)[A-Z_]+=")  # what only a shell understands
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90.0
-COMMAND_S = 240.0
+COMMAND_S = 900.0
 
 
 @dataclass

@@ -246,5 +246,5 @@ def test_every_operator_page_with_a_session_is_run() -> None:
         for step in session:
             if isinstance(step, Command):
                 assert re.match(
-                    r"(dpswd-curator|dpswd-client|next/bin/dpswd-curator|bash|python|tar|chmod|cp) ", step.line
+                    r"(dpswd-curator|dpswd-client|next/bin/dpswd-curator|bash|export|python|tar|chmod|cp) ", step.line
                 )

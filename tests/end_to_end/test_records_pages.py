@@ -75,9 +75,10 @@ def test_the_commands_about_records(site):
     assert (site / "patients.classes.json").read_text() == '["ill", "well"]\n'
 
 
-def test_the_commands_about_settings(site):
+def test_the_commands_about_settings(site, monkeypatch):
+    monkeypatch.setenv("DPSWD_CURATOR_HOME", "hospital")
     made = "--records patients.parquet --labels-array diagnosis --epsilon 1 --delta 1e-5"
-    run(f"dpswd-curator init --home hospital {made}")
+    run(f"dpswd-curator init {made}")
     lines = commands("reference/settings.md")
     assert len(lines) == 5
     for line in lines:

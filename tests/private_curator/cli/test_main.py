@@ -145,13 +145,13 @@ def test_the_life_of_a_client(operator, tmp_path):
         "ledger.pub",
     ]
     (listed,) = operator.json("clients")
-    assert (listed["name"], listed["fingerprint"], listed["epsilon"]) == ("ml-team", added["fingerprint"], 1.0)
+    assert (listed["name"], listed["fingerprint"], listed["share"]) == ("ml-team", added["fingerprint"], 1.0)
     operator.run("clients", "ml-team", "--share", 0.5, "--reason", "less is enough")
     renewed = operator.json("add", "--renew", "ml-team", "--out", tmp_path / "b")
     operator.run("add", "--renew", "ml-team", "--out", tmp_path / "b", status=3)
     operator.run("clients", "--revoke", "ml-team", "--reason", "left")
     (listed,) = operator.json("clients")
-    assert (listed["state"], listed["epsilon"], listed["fingerprint"]) == ("revoked", 0.5, renewed["fingerprint"])
+    assert (listed["state"], listed["share"], listed["fingerprint"]) == ("revoked", 0.5, renewed["fingerprint"])
     operator.run("add", "ml-team", "--out", tmp_path / "c", status=9)
     assert not (tmp_path / "c").exists()
     operator.run("clients", "--revoke", "nobody", "--reason", "x", status=7)

@@ -503,7 +503,7 @@ def test_a_proposal_is_shown_with_its_price_and_published_once_the_word_is_typed
     shown = look(proposal.to_file())
     assert shown.status_code == 200, shown.text
     assert "sliced quantile coefficients (3 in each of 8 directions), of all 120 records" in shown.text
-    assert shown.text.count(rounded(proposal.epsilon, up=True)) == 2  # the price, and what the team expected
+    assert shown.text.count(rounded(proposal.epsilon, up=True)) == 3  # alone, what it adds, and what the team expected
     assert "fits the budget" in shown.text
     asked = {"proposal": proposal.digest, "purpose": "the spring study"}
     for wrong in ({"typed": "yes"}, {"typed": "publish", "proposal": "0" * 64}):

@@ -71,7 +71,7 @@ def test_two_curators_from_the_command_line(serve, tmp_path, tables):
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "south was refused after 0 of 3 steps: BudgetExhausted" in done.stdout
-    assert "north        1.0000 spent" in done.stdout
+    assert "north        data set 1.0000 spent" in done.stdout
     assert (north.curator.spent, south.curator.spent) == (1.0, 4.5)
     assert load_adapted(tmp_path / "adapted-north.safetensors", device="cpu").plan["epsilon"] == 1.0
     again = invoke(

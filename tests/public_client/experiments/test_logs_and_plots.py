@@ -153,9 +153,9 @@ def test_the_bars_of_a_replay_tell_epsilon_and_accuracy(monkeypatch):
     model.fit([(torch.randn(60, 6) + labels[:, None], labels)], evaluate=lambda *_: 87.5, progress=False)
     said = {title: [text for t, text in heard if t == title] for title, _ in heard}
     drawn = said["private releases of curator"]
-    assert [text.split(" of ")[1] for text in drawn] == ["1.000", "1.000"]
-    assert 0.0 < float(drawn[0].split()[1]) < float(drawn[1].split()[1]) == pytest.approx(1.0, abs=2e-3)
-    assert said["tuning on the view of curator"][-1] == "epsilon 1.000 of 1.000  accuracy 87.5%"
+    assert drawn == [model.plan.charged] * 2
+    assert model.plan.charged == "epsilon 1.0000 alone, charged for all 2"
+    assert said["tuning on the view of curator"][-1] == f"{model.plan.charged}  accuracy 87.5%"
 
 
 def convinced(find_view):

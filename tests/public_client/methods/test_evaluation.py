@@ -79,7 +79,7 @@ def test_a_plan_costs_what_was_asked_and_says_how_precise_it_will_be():
     text = str(plan)
     assert f"evaluation: 1 step, on all {N} records" in text
     assert f"{CLASSES} x {CLASSES} counts" in text
-    assert "epsilon 0.1000 at delta" in text
+    assert "epsilon 0.1000 alone, at delta" in text
     assert f"{100 * accuracy_error(plan):.2g} percentage points" in text
     assert json.loads(json.dumps(plan.to_json()))["classes"] == CLASSES
 

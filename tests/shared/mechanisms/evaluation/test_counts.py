@@ -200,9 +200,9 @@ def test_noise_has_the_declared_deviation_and_absent_parts_are_absent():
 @pytest.mark.parametrize(
     ("scores", "labels", "match"),
     [
-        (np.zeros((3, 2)), [0, 1], "needed are"),
-        (np.zeros((2, 3)), [0, 1], "needed are"),
-        (np.zeros(2), [0, 1], "needed are"),
+        (np.zeros((3, 2)), [0, 1], "needed: "),
+        (np.zeros((2, 3)), [0, 1], "needed: "),
+        (np.zeros(2), [0, 1], "needed: "),
         (np.zeros((2, 2)), [0, 2], "outside of 0 to 1"),
         (np.zeros((2, 2)), [-2, 0], "outside of 0 to 1"),
     ],

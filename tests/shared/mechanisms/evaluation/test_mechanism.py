@@ -81,7 +81,8 @@ def test_the_charge_is_the_accountants_price_of_the_joint_release(make_hospital,
     hospital = _hospital(make_hospital, epsilon=0.4)
     run = hospital.open_run(_declare(hospital, model, declared))
     parts = run.event.step.parts
-    assert [(part.values, part.changed, part.sigma / factor) for part in parts] == [(1, 1, 2), (9, 2, 3), (12, 4, 5)]
+    assert [(part.values, part.changed) for part in parts] == [(1, 1), (9, 2), (12, 4)]
+    assert [part.sigma / factor for part in parts] == pytest.approx([2, 3, 5])
     assert all(isinstance(part, BoundedSum) for part in parts)
     assert run.event == _event(declared)
     g = factor / 2048
