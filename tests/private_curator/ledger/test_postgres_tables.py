@@ -199,7 +199,8 @@ class TestMove:
             payload = dict(after.head().payload)
             assert set(payload.pop("place")) == {"database"}
             assert payload == {
-                "accepted": None, "forgotten": [], "forgotten_entries": 0, "forgotten_runs": [], "unknown": "", "reason": None,
+                "accepted": None, "forgotten": [], "forgotten_entries": 0, "forgotten_runs": [], "unknown": "",
+                "reason": None,
                 "by": {"operator": "", "credential": None},
             }  # fmt: skip
         left = {entry.name for entry in path.parent.iterdir()}
