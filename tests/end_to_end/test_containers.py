@@ -39,7 +39,7 @@ def test_the_story_is_told_to_its_end(sites):
     team = sites.words("client")
     assert "known here as 'ml-team'" in team  # describe
     assert "Recommended for digits: the ladder, because" in team  # plan
-    spent = float(re.findall(r"epsilon +([0-9.]+) spent", team)[-1])  # train
+    spent = float(re.findall(r"data set +([0-9.]+) spent", team)[-1])  # train
     assert 0.1 < spent <= 1.01
     assert percentage(sites.words("hospital-trial")) > LEAST_RIGHT
     assert "The ledger verifies" in sites.story

@@ -124,7 +124,7 @@ class Sites:
         wanted = now["epsilon_spent"] + epsilon
         change = "extend" if wanted > now["epsilon"] else "lower"
         confirmed = ("--confirm", f"epsilon {wanted:g}, delta {now['delta']:g}") if change == "extend" else ()
-        self.operator("budget", change, "--epsilon", str(wanted), "--reason", "next study", *confirmed)
+        self.operator("budget", f"--{change}", str(wanted), "--reason", "next study", *confirmed)
 
     def health(self, service: str = "curator") -> str:
         return self.container(service).attrs["State"]["Health"]["Status"]
