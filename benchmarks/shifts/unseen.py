@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable
@@ -282,11 +281,6 @@ def run(cell: Cell) -> dict[str, Any]:
     """See `cells.judged`."""
     own = origin(cell.source, cell.seed)
     return judged(cell, own, target_of(cell, own.pool))
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The cells on file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def main() -> None:

@@ -39,8 +39,7 @@ class ClientActs(RunActs[Register]):
         Raises:
             LedgerUnavailable: retry later.
         """
-        with self._reading():
-            known = self._books.quanta.get(work)
+        known = self._books.quanta.get(work)  # it never changes, so no step looks into the database for it
         if known is None:
             self.serve()
             with self._transaction("quantum") as transaction:

@@ -11,7 +11,7 @@ import click
 from dpswd.private_curator.cli.budgets import share_of
 from dpswd.private_curator.cli.common import chosen_act, full_id, home_option, reason_option, record_of
 from dpswd.private_curator.cli.showing import explain, format_option, show, table_options
-from dpswd.private_curator.operator.acts import budget_of
+from dpswd.private_curator.operator.acts import budget_of, register
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts
 from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -70,12 +70,7 @@ def add(
         share = share_of(ledger, epsilon=epsilon, delta=delta)
         check_no_key(out)
         issued, key = home.authority.make_client(name=name, days=days)
-        if not renew:
-            ledger.add_client(name, issued.fingerprint, share)
-        elif replace:
-            ledger.renew_client(name, issued.fingerprint)
-        else:
-            ledger.add_certificate(name, issued.fingerprint)
+        register(ledger, name, issued.fingerprint, share, known=renew, replace=replace)
     title = f"Client {name} has a further certificate" if renew else f"Client {name} added"
     hand_out(home, issued, key, out=out, title=title)
 

@@ -7,7 +7,7 @@ name.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from dpswd.private_curator.books.audit import Progress, VerificationReport, untold, verify_file
 from dpswd.private_curator.books.figures import AccountStatus
@@ -117,8 +117,7 @@ def approve_certificate(
     arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
     arguments |= {"replace": replace}
     with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
-        register = None if not known else Ledger.renew_client if replace else Ledger.add_certificate
-        return _signed(acting, asked, days=days, share=(epsilon, delta), register=register), known
+        return _signed(acting, asked, days=days, share=(epsilon, delta), known=known, replace=replace), known
 
 
 def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
@@ -218,20 +217,31 @@ def _signed(
     *,
     days: float,
     share: tuple[float | None, float | None],
-    register: Callable[[Ledger, str, str], None] | None,
+    known: bool,
+    replace: bool,
 ) -> ClientCertificate:
-    """Signs the request; registers it as a new client's, or as `register` does."""
     epsilon, delta = share
     with home.open_ledger() as ledger:
-        own = None
-        if epsilon is not None:
-            own = _budget(epsilon, ledger.status().data_set.delta if delta is None else delta)
+        own = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
         issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
-        if register is None:
-            ledger.add_client(asked.name, issued.fingerprint, own)
-        else:
-            register(ledger, asked.name, issued.fingerprint)
+        register(ledger, asked.name, issued.fingerprint, own, known=known, replace=replace)
     return issued
+
+
+def register(
+    ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, known: bool, replace: bool
+) -> None:
+    """Lets a certificate count: a new client's, with its share; or a known one's, beside its others or instead of them.
+
+    Raises:
+        InvalidValue: see `OperatorActs.add_client` and those beside it.
+    """
+    if not known:
+        ledger.add_client(name, fingerprint, share)
+    elif replace:
+        ledger.renew_client(name, fingerprint)
+    else:
+        ledger.add_certificate(name, fingerprint)
 
 
 def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:

@@ -164,7 +164,7 @@ def _plan_ladder(
         model = Model(*(part.eval() for part in ready_network(told.record_shape, max(2, told.classes))))
         ladder = ladder_for(
             model, hospital, record_shape=told.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
-        )
+        ).timed(model, told.record_shape)
         admitted = not ask or admits(hospital.curator, next(iter(ladder.plans.values())), model)
     fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= told.remaining * (1.0 + 1e-9)
     room = f"epsilon {rounded(told.remaining, up=False)} is left now"

@@ -28,7 +28,6 @@ from dpswd.public_client.ladder.rungs import (
     Ladder,
     applicable,
     declarable_of,
-    seconds_of,
     sized_plan,
 )
 from dpswd.public_client.ladder.whole_model import as_batches, split
@@ -81,13 +80,9 @@ def plan_ladder(
     """
     batches = as_batches(source, label=label)
     records = collect(batches, most=_SHOWN).images
-    return ladder_for(
-        split(model, records, head=head),
-        hospital,
-        record_shape=tuple(records.shape[1:]),
-        epsilon=epsilon,
-        evaluate_epsilon=evaluate_epsilon,
-    )
+    start, shape = split(model, records, head=head), tuple(records.shape[1:])
+    ladder = ladder_for(start, hospital, record_shape=shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon)
+    return ladder.timed(start, shape)
 
 
 def ladder_for(
@@ -118,8 +113,7 @@ def ladder_for(
         )
     if isinstance(hospital, PublishedHospital):
         plan = hospital.plan()
-        seconds = seconds_of({VIEWS: plan}, model, record_shape)
-        return Ladder({VIEWS: plan}, plan.epsilon, {}, told.data_set, seconds=seconds)
+        return Ladder({VIEWS: plan}, plan.epsilon, {}, told.data_set)
     device = next(model.extractor.parameters(), torch.zeros(0)).device
     with torch.no_grad():
         classes = int(model.whole()(torch.zeros(2, *record_shape, device=device)).shape[1])
@@ -131,7 +125,7 @@ def ladder_for(
     budgets = budgets_of(told, epsilon=epsilon)
     priced = priced_together(budgets, plans, SHARES, epsilon=epsilon)
     compared = None if evaluate_epsilon is None else plan_comparison(told, _MODELS, epsilon=evaluate_epsilon)
-    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared, seconds_of(priced, model, record_shape))
+    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared)
 
 
 def adapt(

@@ -81,7 +81,7 @@ class Ladder:
         hospital: the data set's public name.
         budgets: by whose filters the rungs are priced; none of a published release.
         comparison: of the model that they lead to with the team's own, beside epsilon; None where it is not wished.
-        seconds: that a rung's fit takes on this machine, at most, where it is long.
+        seconds: that a rung's fit takes on this machine, at most, where it is long; none unless it was `timed`.
     """
 
     plans: Mapping[str, Plan]
@@ -91,6 +91,19 @@ class Ladder:
     budgets: tuple[PrivacyBudget, ...] = ()
     comparison: Plan | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def timed(self, model: Model, record_shape: tuple[int, ...]) -> Ladder:
+        """The same, saying how long the rungs' fits take on this machine, at most; of those that are quick nothing.
+
+        Args:
+            model: extractor and classifier.
+            record_shape: of one record.
+        """
+        passes = {name: plan.method.record_passes(record_shape) for name, plan in self.plans.items()}
+        if not any(passes.values()):
+            return self
+        one = pass_seconds(model, record_shape)
+        return replace(self, seconds={name: one * count for name, count in passes.items() if count})
 
     def without(self, skipped: Collection[str], asked: Sequence[str]) -> Ladder:
         """The ladder whose last rungs have the budget of those that are not asked.
@@ -190,21 +203,6 @@ def admits(curator: Curator, plan: Plan, model: Model) -> bool:
     assert isinstance(plan.method, Method), "a rung's method trains"
     ready = declarable_of(plan.method, model, plan.record_shape)
     return quoted(curator, ready, plan)[1].fits
-
-
-def seconds_of(plans: Mapping[str, Plan], model: Model, record_shape: tuple[int, ...]) -> dict[str, float]:
-    """How long the rungs' fits take on this machine, at most, by name; of those that are quick nothing.
-
-    Args:
-        plans: by rung.
-        model: extractor and classifier.
-        record_shape: of one record.
-    """
-    passes = {name: plan.method.record_passes(record_shape) for name, plan in plans.items()}
-    if not any(passes.values()):
-        return {}
-    one = pass_seconds(model, record_shape)
-    return {name: one * count for name, count in passes.items() if count}
 
 
 def sized_plan(told: Description, method: Method, model: Model, *, epsilon: float) -> Plan:

@@ -23,7 +23,7 @@ from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
 
 PAIRS = 100_000
-_SEEN = 1e-3  # what is planted is seen by this much, or nothing was looked at
+_ROUNDS = 4
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +55,23 @@ def test_the_distinguisher_finds_three_percent_and_finds_nothing_in_chance():
 @pytest.mark.statistical
 @pytest.mark.long
 def test_no_operation_tells_one_record(pool):
-    """Some hundred pairs of all operations; every record of the batch is the target. False alarm: 1e-6. Power: a delay
-    that one record of the smallest batch makes when all that is computed of it takes four times as long is found."""
-    generator = np.random.default_rng()
-    seen = np.concatenate(list(watched(pool, CASES, pairs=8, generator=generator, targets=MIN_BATCH_SIZE).values()))
-    record, delay = told(seen, generator), told(planted(seen, 3 / MIN_BATCH_SIZE, generator), generator)
+    """Some hundred pairs of all operations; every record of the batch is the target.
+
+    Power: a delay that one record of the smallest batch makes when all that is computed of it takes four times as long
+    is found. On an unsteady machine that takes more pairs, up to four times as many. False alarm: 1e-6, shared by all
+    the places where it may end.
+    """
+    generator, seen = np.random.default_rng(), np.empty((0, 2, 2))
+    for _ in range(_ROUNDS):
+        found = watched(pool, CASES, pairs=8, generator=generator, targets=MIN_BATCH_SIZE)
+        seen = np.concatenate([seen, *found.values()])
+        delay = told(planted(seen, 3 / MIN_BATCH_SIZE, generator), generator)
+        if delay.pvalue < ALPHA:
+            break
+    record = told(seen, generator)
     print(f"\nrecord: {record}; planted: {delay}")
-    assert record.pvalue > ALPHA
-    if delay.pvalue > _SEEN:
-        pytest.skip("the machine is too unsteady now for so few pairs to show anything")
+    assert delay.pvalue < ALPHA, "the machine is too unsteady for this test to see anything"
+    assert record.pvalue > ALPHA / _ROUNDS
 
 
 @pytest.mark.statistical
