@@ -1,4 +1,4 @@
-"""The tables of docs/ml-team/extractors.md, made from the vocabulary: `python -m deploy.extractor_page`."""
+"""Vocabulary and limits of docs/ml-team/extractors.md: `python -m deploy.extractor_page` prints them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from dpswd.shared.sandbox.vocabulary import VOCABULARY
 from dpswd.shared.sandbox.weights import MAX_HEADER_BYTES
 
 
-def vocabulary_table() -> str:
-    """Every operation: its name in a graph, and how it is written in a module."""
-    lines = ["| operation | written as |", "|---|---|"]
-    lines += [f"| `{operation.name}` | {operation.about} |" for operation in VOCABULARY.values()]
-    return "\n".join(lines)
+def vocabulary_list() -> str:
+    """How each operation is written in a module, one a line."""
+    return "\n".join(["```text", *(operation.about for operation in VOCABULARY.values()), "```"])
 
 
 def limit_table() -> str:
@@ -37,4 +35,4 @@ def limit_table() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n\n".join((vocabulary_table(), limit_table())) + "\n")
+    sys.stdout.write("\n\n".join((vocabulary_list(), limit_table())) + "\n")

@@ -16,7 +16,7 @@ def test_the_page_holds_the_table_of_the_runs_on_file():
     runs = records.read(generate.RESULTS)
     assert runs
     page = (ROOT / "docs" / "ml-team" / "generate.md").read_text()
-    assert generate.table(runs) in page
+    assert generate.table([run for run in runs if run["method"]["matching"] == 10]) in page
     for run in runs:
         assert run["priced"] <= run["epsilon"] * (1 + 1e-9)
         changed = {"matching": run["method"]["matching"]}
