@@ -47,7 +47,7 @@ def _unknown(digest):
 
 def _step(request=REQUEST, *, run=None, public=_unknown):
     payload = request if isinstance(request, bytes) else request.to_bytes()
-    return (run or _run()).admit_step(payload, public=public, limits=LIMITS)
+    return (run or _run()).admit_step(payload, public=public, limits=LIMITS).request
 
 
 def test_a_declaration_becomes_the_event_that_prices_it():
