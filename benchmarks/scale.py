@@ -243,7 +243,7 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
 
 
 def page(found: dict[str, dict[str, float]], dimensions: Sequence[int] = DIMENSIONS) -> str:
-    """The tables, for these numbers of features."""
+    """The table for these numbers of features; for all of them, the papers' steps too."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
     lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^6: seconds, memory and bytes of"]
     lines += ["the reply, shortest of three; *in italics: extrapolated* from a smaller n, in proportion.", ""]
@@ -252,6 +252,8 @@ def page(found: dict[str, dict[str, float]], dimensions: Sequence[int] = DIMENSI
     for row in ROWS:
         texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in dimensions]
         lines.append(f"| {row.title} | " + " | ".join(text.removesuffix(", refused") for text in texts) + " |")
+    if dimensions != DIMENSIONS:
+        return "\n".join(lines)
     lines += ["", "**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
     for title, row, records, dimension in PAPER:
         lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
