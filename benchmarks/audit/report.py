@@ -147,9 +147,7 @@ _TAIL = """
 
 | fault | what is done |
 |---|---|
-| noise halved | half the declared standard deviation |
 | batch maximum | rows divided by twice the largest norm of the batch, as the papers write it |
-| target gradient unsanitized | the plain sum |
 | directions chosen by the client | the seed of U is one that the client knew when it chose the extractor |
 | sample reused | one sample for all steps of a run, which voids the amplification |
 | clipped for additions | records clipped to norm 1 and gradients to 2C, as if one record were added and not replaced |
