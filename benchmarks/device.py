@@ -182,7 +182,7 @@ The last two columns compare the two releases of the same key and directions.
 ## By size
 
 Steps on the device, in one process; records are features already. Memory is the largest that torch had allocated. Class
-sums take the time of reading and copying the records.
+sums take the time of reading and copying the records. The command prints smaller sizes too.
 
 {sizes}
 """

@@ -20,7 +20,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")
 CLASSES, DIRECTIONS, COEFFICIENTS = 10, 200, 3
 MEASURED_VALUES = 1 << 23  # records of a step times the wider of d and k: what is measured
 PRINTED, LARGEST = 10**6, 10**8
-DIMENSIONS = (64, 512, 2048, 8192)
+DIMENSIONS, ON_THE_PAGE = (64, 512, 2048, 8192), (64, 2048)
 LIMITS = Limits()
 
 
@@ -235,16 +235,18 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
     return f"*{_seconds(own['seconds'] * factor)}, {_bytes(memory)}*"
 
 
-def page(found: dict[str, dict[str, float]]) -> str:
-    """The tables."""
+def page(found: dict[str, dict[str, float]], dimensions: Sequence[int] = DIMENSIONS) -> str:
+    """The table for these numbers of features; for all of them, the papers' steps too."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
     lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^6: seconds, memory and bytes of"]
     lines += ["the reply, shortest of three; *in italics: extrapolated* from a smaller n, in proportion.", ""]
-    lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |"]
-    lines += ["|---|" + "---|" * len(DIMENSIONS)]
+    lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in dimensions) + " |"]
+    lines += ["|---|" + "---|" * len(dimensions)]
     for row in ROWS:
-        texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in DIMENSIONS]
+        texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in dimensions]
         lines.append(f"| {row.title} | " + " | ".join(text.removesuffix(", refused") for text in texts) + " |")
+    if dimensions != DIMENSIONS:
+        return "\n".join(lines)
     lines += ["", "**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
     for title, row, records, dimension in PAPER:
         lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
@@ -301,10 +303,11 @@ def main() -> None:
     if chosen.command == "run":
         Rows(RESULTS, chosen.results).run(({"key": key(*cell)}, functools.partial(_figures, *cell)) for cell in cells())
         return
-    text = page(known(chosen.results or RESULTS))
+    found = known(chosen.results or RESULTS)
     if chosen.page is None:
-        print(text)
+        print(page(found))
     else:
+        text = page(found, ON_THE_PAGE)
         before, rest = chosen.page.read_text().split(MARK[0])
         chosen.page.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
 

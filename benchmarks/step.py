@@ -283,11 +283,9 @@ at the start (`{command}`).
 
 _SAID = {
     "Time": """\
-Medians, in turn, reply times not padded. What surrounds a step are two durable transactions of the ledger with the
-witness, gRPC with TLS, the receipt, authentication, admission, and the way to the worker.""",
+Medians, in turn, reply times not padded.""",
     "Bytes": """\
-TCP payload in both directions, TLS and HTTP/2 included. Information is 16 bits for each released value; a full batch's
-coefficients travel in 24, and the rest of that step, one for a whole training, is the signed receipt and headers.""",
+TCP payload in both directions, TLS and HTTP/2 included. Information is 16 bits for each released value.""",
     "Eight clients": """\
 Quantiles of batches of 128, padded (`auto`). A client's own work between two steps is a sleep; without any, eight
 clients ask for more than two cores can compute.""",
