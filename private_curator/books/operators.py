@@ -201,6 +201,15 @@ class Enrolled:
                 raise InvalidValue(f"the credential {credential[:16]} of {name!r} is not one that is enrolled here")
             if previous:
                 _verify(by, _signed(kind, payload, by, previous))
+        if (
+            kind == Kind.OPERATOR_ADDED
+            and not self.keys
+            and (name, credential) != (payload["operator"], payload["key"])
+        ):
+            raise InvalidValue(
+                f"the first operator enrols themselves: give the credential of {payload['operator']!r} with --credential "
+                "FILE"
+            )
         if first is not None:
             if problem := self.problem(first, by=name, credential=credential, enrolled=enrolled):
                 raise InvalidValue(problem)
@@ -209,14 +218,14 @@ class Enrolled:
             if not try_only:
                 self._done.add(first["nonce"])
                 self.second.add(first["act"])
-        elif enrolled and len(self.keys) > 1 and (taken := [act for act in self.taking_two() if kind in SECONDED[act]]):
+        elif enrolled and (taken := [act for act in self.taking_two() if kind in SECONDED[act]]):
             raise InvalidValue(
                 f"{taken[0]} takes two operators here: the ledger remembers it, whatever the settings say"
             )
 
     def taking_two(self) -> set[str]:
-        """What takes two operators, and so does a change of who they are."""
-        return self.second | {"enrol", "remove"} if self.second else set()
+        """What takes two operators, and so does a change of who they are, as soon as there are two."""
+        return self.second | {"enrol", "remove"} if self.second and len(self.keys) > 1 else self.second
 
     def counts(self, name: str, credential: str | None) -> bool:
         """Whether this is the credential by which an operator of this name is enrolled."""
