@@ -201,15 +201,8 @@ class Enrolled:
                 raise InvalidValue(f"the credential {credential[:16]} of {name!r} is not one that is enrolled here")
             if previous:
                 _verify(by, _signed(kind, payload, by, previous))
-        if (
-            kind == Kind.OPERATOR_ADDED
-            and not self.keys
-            and (name, credential) != (payload["operator"], payload["key"])
-        ):
-            raise InvalidValue(
-                f"the first operator enrols themselves: give the credential of {payload['operator']!r} with --credential "
-                "FILE"
-            )
+        if kind == Kind.OPERATOR_ADDED:
+            self._hold_first(payload)
         if first is not None:
             if problem := self.problem(first, by=name, credential=credential, enrolled=enrolled):
                 raise InvalidValue(problem)
@@ -267,6 +260,11 @@ class Enrolled:
         if self.keys.pop(payload["operator"], None) is None:
             raise InvalidValue(f"no operator {payload['operator']!r} is enrolled")
         self._say(payload)
+
+    def _hold_first(self, payload: Mapping[str, Any]) -> None:
+        added, by = (payload["operator"], payload["key"]), payload["by"]
+        if not self.keys and added != (by["operator"], by["credential"]):
+            raise InvalidValue(f"the first operator enrols themselves: give the --credential FILE of {added[0]!r}")
 
     def _say(self, payload: Mapping[str, Any]) -> None:
         said = set(payload["second"])

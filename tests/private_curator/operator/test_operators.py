@@ -159,7 +159,9 @@ def test_the_first_operator_enrols_themselves_and_alone_does_nothing_that_takes_
     home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend"]\n')
     anna, eve = (HomeDirectory(home.path, operator=Operator.make(tmp_path / name, name)) for name in ("anna", "eve"))
     for by in (home, HomeDirectory(home.path, operator="anna"), eve):
-        with pytest.raises(SettingsError, match="first operator enrols themselves: give the credential of 'anna'"):
+        with pytest.raises(
+            SettingsError, match="first operator enrols themselves: give the --credential FILE of 'anna'"
+        ):
             enrol_operator(by, "anna", anna.acting.credential)
     enrol_operator(anna, "anna", anna.acting.credential)
     with anna.open_ledger() as books, pytest.raises(SettingsError, match="extend takes two operators here"):
