@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -178,6 +179,14 @@ def test_a_first_enrolment_that_nobody_signed_is_found(tmp_path):
     forged(home, Kind.OPERATOR_ADDED, {"operator": "anna", "key": key, "second": [], "by": by})
     with pytest.raises(LedgerCorrupt, match="first operator enrols themselves"):
         home.open_ledger()
+
+
+def test_a_credential_of_somebody_else_is_none(tmp_path, monkeypatch):
+    """The administrator may read ben's file, and is not ben."""
+    Operator.make(tmp_path / "ben", "ben")
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "ben").stat().st_uid + 1)
+    with pytest.raises(SettingsError, match="must be yours alone"):
+        Operator.read(tmp_path / "ben")
 
 
 def test_enrolment_states_what_takes_two_and_two_can_lower_it(homes):
