@@ -26,8 +26,8 @@ from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.files import write_private
 
 if TYPE_CHECKING:
-    from dpswd.private_curator.records.batches import Source
     from dpswd.private_curator.records.conversion import Converted
+    from dpswd.shared.records.batches import Source
 
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
