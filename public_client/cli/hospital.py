@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from dpswd.public_client.cli.options import (
     key_values,
     tell,
 )
-from dpswd.public_client.experiments.file import LADDER
+from dpswd.public_client.cli.training import given_keys, key_options
+from dpswd.public_client.experiments.file import LADDER, read_experiment
 from dpswd.shared.core.errors import rounded
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from dpswd.public_client.plans.plan import Plan
     from dpswd.public_client.plans.together import Together
     from dpswd.public_client.training.method import Method
+    from dpswd.public_client.training.sites import Model
 
 
 _LONE_KEY = "--key is the ledger's key for --release; leave it out, or give the published file"
@@ -56,7 +59,8 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @click.option(
     "--evaluate-epsilon", type=float, default=None, help="Also prices the evaluation of train --keep-best for so much."
 )
-@click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with the ready network for these records.")
+@click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with your network or a ready one.")
+@key_options("--source", "--label", "--network", "--model")
 @format_option
 def plan(
     address: str,
@@ -73,12 +77,12 @@ def plan(
     evaluate_epsilon: float | None,
     ask: bool,
     output: str,
+    **options: Any,
 ) -> None:
     """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit.
 
     With --release: what a published file holds, verified, and what it cost the hospital.
     """
-    from dpswd.public_client.data.networks import ready_network
     from dpswd.public_client.experiments.approaches import method_of
     from dpswd.public_client.experiments.best import COMPARED
     from dpswd.public_client.methods.comparison import plan_comparison
@@ -86,13 +90,14 @@ def plan(
     from dpswd.public_client.plans.together import both, foreseen
     from dpswd.public_client.training.method import plan_json
 
+    given = given_keys(options)
     if name == LADDER and release is None:
-        own = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
-        if given := [option for option, value in own.items() if value]:
-            raise click.UsageError(f"the ladder sizes its runs itself; --{given[0]} needs a --method, such as replay")
+        sized = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
+        if named := [option for option, value in sized.items() if value]:
+            raise click.UsageError(f"the ladder sizes its runs itself; --{named[0]} needs a --method, such as replay")
         if key is not None:
             raise click.UsageError(_LONE_KEY)
-        _plan_ladder(address, credentials, output, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon, ask=ask)
+        _plan_ladder(address, credentials, output, given, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon, ask=ask)
         return
     chosen = method_of({LADDER: Replay.name}.get(name, name), key_values("--setting", settings))
     if key is not None and release is None:
@@ -107,8 +112,9 @@ def plan(
     with connect(address, credentials) as hospital:
         description = hospital.describe()
         extractor = classifier = None
-        if ask:
-            extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
+        if ask or given:
+            own = _model(given, description)
+            extractor, classifier = own.extractor, own.classifier
         made = hospital.plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
@@ -146,22 +152,21 @@ def _plan_ladder(
     address: str,
     credentials: Path,
     output: str,
+    given: Mapping[str, Any],
     *,
     epsilon: float | None,
     evaluate_epsilon: float | None,
     ask: bool,
 ) -> None:
-    """What the ladder may ask and cost, for the ready network of the hospital's records."""
-    from dpswd.public_client.data.networks import ready_network
+    """What the ladder may ask and cost, for the team's model or the ready network of the hospital's records."""
     from dpswd.public_client.ladder.adapt import ladder_for
     from dpswd.public_client.ladder.rungs import admits
-    from dpswd.public_client.training.sites import Model
 
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         told = hospital.describe()
-        model = Model(*(part.eval() for part in ready_network(told.record_shape, max(2, told.classes))))
+        model = _model(given, told)
         ladder = ladder_for(
             model, hospital, record_shape=told.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
         ).timed(model, told.record_shape)
@@ -173,6 +178,24 @@ def _plan_ladder(
     _uncompared(told, output)
     if not fits:
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _model(given: Mapping[str, Any], told: Description) -> Model:
+    """The team's model, whose source is held to the hospital's records, or the ready network for these."""
+    from dpswd.public_client.data.networks import ready_network
+    from dpswd.public_client.experiments.start import load_data, require_alike, untrained
+    from dpswd.public_client.training.sites import Model
+
+    if not given:
+        extractor, classifier = ready_network(told.record_shape, max(2, told.classes))
+    else:
+        if "data.source" not in given:
+            raise click.UsageError("--label, --network and --model need --source, records that the model takes")
+        wanted = read_experiment(None, {**given, "dry_run.enabled": True})  # nobody is asked for a run
+        task = load_data(wanted)
+        require_alike(wanted, task, {"": told})
+        extractor, classifier = untrained(wanted, task)
+    return Model(extractor.eval(), classifier.eval())
 
 
 def _uncompared(description: Description, output: str) -> None:
