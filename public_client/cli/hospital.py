@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dpswd.public_client.plans.together import Together
     from dpswd.public_client.training.method import Method
     from dpswd.public_client.training.sites import Model
+    from dpswd.shared.protocol.contract import DataContract
 
 
 _LONE_KEY = "--key is the ledger's key for --release; leave it out, or give the published file"
@@ -111,9 +112,9 @@ def plan(
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         description = hospital.describe()
-        extractor = classifier = None
+        extractor = classifier = declaration = None
         if ask or given:
-            own = _model(given, description)
+            own, declaration = _model(given, description)
             extractor, classifier = own.extractor, own.classifier
         made = hospital.plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
@@ -127,7 +128,7 @@ def plan(
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
     click.echo(plan_json(made, compared, together) if output == "json" else _as_text(made, compared, together))
-    _uncompared(description, output)
+    _uncompared(description, output, declaration)
     if made.fits is False or (together is not None and together.fits is False):
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
@@ -166,7 +167,7 @@ def _plan_ladder(
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         told = hospital.describe()
-        model = _model(given, told)
+        model, declaration = _model(given, told)
         ladder = ladder_for(
             model, hospital, record_shape=told.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
         ).timed(model, told.record_shape)
@@ -175,30 +176,32 @@ def _plan_ladder(
     room = f"epsilon {rounded(told.remaining, up=False)} is left now"
     room += "; the curator would admit it now (asked; nothing was spent)" * (fits and ask)
     tell(output, ladder.to_json() | {"fits": fits}, f"{ladder}\n{room}{'' if fits else ': it does NOT fit'}")
-    _uncompared(told, output)
+    _uncompared(told, output, declaration)
     if not fits:
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _model(given: Mapping[str, Any], told: Description) -> Model:
-    """The team's model, whose source is held to the hospital's records, or the ready network for these."""
+def _model(given: Mapping[str, Any], told: Description) -> tuple[Model, DataContract | None]:
+    """The team's model and its source's names, held to the hospital's records, or the ready network for these."""
     from dpswd.public_client.data.networks import ready_network
-    from dpswd.public_client.experiments.start import load_data, require_alike, untrained
+    from dpswd.public_client.experiments.start import aligned, declared, load_data, require_alike, untrained
     from dpswd.public_client.training.sites import Model
 
+    own = None
     if not given:
         extractor, classifier = ready_network(told.record_shape, max(2, told.classes))
     else:
         if "data.source" not in given:
             raise click.UsageError("--label, --network and --model need --source, records that the model takes")
         wanted = read_experiment(None, {**given, "dry_run.enabled": True})  # nobody is asked for a run
-        task = load_data(wanted)
+        task = aligned(wanted, load_data(wanted), {"": told})
         require_alike(wanted, task, {"": told})
         extractor, classifier = untrained(wanted, task)
-    return Model(extractor.eval(), classifier.eval())
+        own = declared(wanted, task)
+    return Model(extractor.eval(), classifier.eval()), own
 
 
-def _uncompared(description: Description, output: str) -> None:
-    """What of a team's source is not held to the hospital's, where an experiment declares nothing."""
-    for text in description.contract.uncompared() if output == "text" else ():
+def _uncompared(description: Description, output: str, own: DataContract | None = None) -> None:
+    """What of a team's source is not held to the hospital's, where one of the two declares nothing."""
+    for text in description.contract.uncompared(own) if output == "text" else ():
         click.echo(f"note: {text}", err=True)

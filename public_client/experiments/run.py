@@ -33,6 +33,7 @@ from dpswd.public_client.experiments.connect import connected_hospitals, dealt, 
 from dpswd.public_client.experiments.file import LADDER, Experiment
 from dpswd.public_client.experiments.start import (
     SourceModel,
+    aligned,
     declared,
     load_data,
     own_target,
@@ -114,7 +115,7 @@ def run(wanted: Experiment, *, progress: bool = True) -> list[Result]:
     check(wanted)
     task = load_data(wanted)
     _require_promise(wanted, task)
-    _compare_source(wanted, task)
+    task = _compared(wanted, task)
     _check_room(wanted, task)
     results = []
     prepared = next(iter(published(wanted).values())).load_extractor if wanted.releases else None
@@ -142,8 +143,8 @@ def _require_promise(wanted: Experiment, task: Task) -> None:
         )
 
 
-def _compare_source(wanted: Experiment, task: Task) -> None:
-    """Holds the source to what the hospitals declare of their records, before anything is trained; free.
+def _compared(wanted: Experiment, task: Task) -> Task:
+    """The source by the hospitals' names, held to what they declare of their records before it is trained on; free.
 
     Sites that do not answer have their say when they are asked for the run.
 
@@ -151,11 +152,14 @@ def _compare_source(wanted: Experiment, task: Task) -> None:
         DataInvalid: see `require_alike`.
         ProtocolError: no hospital can be used.
     """
-    if wanted.rehearsed or wanted.output.resume:
-        return
+    if wanted.rehearsed or (wanted.output.resume and not (task.columns or task.class_names)):
+        return task
     with connected_hospitals(wanted, task) as hospitals:
         told = {} if hospitals is None else hospitals.describe()
-    require_alike(wanted, task, told)
+    task = aligned(wanted, task, told)
+    if not wanted.output.resume:
+        require_alike(wanted, task, told)
+    return task
 
 
 def check(wanted: Experiment) -> None:

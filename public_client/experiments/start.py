@@ -85,6 +85,28 @@ def declared(wanted: Experiment, task: Task) -> DataContract:
     return replace(own, column_names=own.column_names or task.columns, class_names=own.class_names or task.class_names)
 
 
+def aligned(wanted: Experiment, task: Task, told: Mapping[str, Description]) -> Task:
+    """The task with columns and classes in a hospital's order, where both name them and the experiment names none.
+
+    Args:
+        wanted: the experiment.
+        task: its data.
+        told: what the hospitals say, by site; the first that names them counts.
+    """
+    contracts = [description.contract for description in told.values()]
+    columns = next((each.column_names for each in contracts if each.column_names), ())
+    classes = next((each.class_names for each in contracts if each.class_names), ())
+    if set(columns) <= set(task.columns) and columns and not wanted.data.columns:
+        places = [task.columns.index(name) for name in columns]
+        parts = [Labelled(part.images[:, places], part.labels) for part in (task.source, task.target)]
+        task = replace(task, source=parts[0], target=parts[1], columns=columns)
+    if set(task.class_names) <= set(classes) and task.class_names and not wanted.contract.class_names:
+        numbers = torch.tensor([*(classes.index(name) for name in task.class_names), UNLABELLED])
+        parts = [Labelled(part.images, numbers[part.labels]) for part in (task.source, task.target)]
+        task = replace(task, source=parts[0], target=parts[1], class_names=classes)
+    return task
+
+
 def require_alike(wanted: Experiment, task: Task, told: Mapping[str, Description]) -> None:
     """Refuses a source that is not like the hospitals' records.
 

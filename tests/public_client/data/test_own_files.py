@@ -53,7 +53,7 @@ def test_parquet_and_npz_give_the_same(csv, tmp_path):
         (CSV.replace("no", "1").replace("yes", "2"), Reading(labels="ill"), "labels are 1, 2; needed are 0, 1, ..."),
         (CSV.replace("3.5", ""), Reading(labels="ill"), "a cell is empty"),
         (CSV.replace("yes", ""), Reading(labels="ill"), "a label is missing; add it, or drop the record (first at"),
-        ("a,b\n1,c\n2,d\n3,e\n", Reading(labels="b"), "3 labels for 3 records (c, d, e); are they classes?"),
+        ("a,b\n1,c\n2,d\n3,e\n", Reading(labels="b"), "3 labels differ in 3 records (c, d, e); are they classes?"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_with_what_is_there(csv, text, reading, told):
@@ -75,7 +75,7 @@ def test_names_of_classes_are_held_to_the_labels(csv):
 
 def test_an_archive_lists_its_arrays_and_unknown_files_what_is_read(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 2)), labels=np.arange(4))
-    with pytest.raises(DataInvalid, match="holds no array 'label'.* It holds x, labels; did you mean labels"):
+    with pytest.raises(DataInvalid, match=r"holds no array 'label'.* It holds x, labels; did you mean labels"):
         load_own(tmp_path / "own.npz", Reading(labels="label"))
     with pytest.raises(SettingsError, match=r"ends in \.xlsx; needed is an \.npz .* or a table"):
         (tmp_path / "own.xlsx").touch()
