@@ -17,4 +17,4 @@ def arrays() -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     np.savez_compressed(PACKED, allow_pickle=False, **arrays())
-    print(f"{PACKED}: {PACKED.stat().st_size} bytes")  # noqa: T201
+    print(f"{PACKED}: {PACKED.stat().st_size} bytes")
