@@ -39,8 +39,9 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Run
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
@@ -133,10 +134,10 @@ class Prepared:
     def local(self, lab: Laboratory, engine: LocalEngine) -> float:
         """Seconds of the same computation as a function call: sample, extract, clip, project, noise, gradient."""
         payload = prepared(self.run, self.source, self.flat).payload
-        request = admit_step(self.admitted, payload, public=_nothing_uploaded, limits=Limits())
+        request = self.admitted.admit_step(payload, public=_nothing_uploaded, limits=Limits())
         begun = time.perf_counter()
         with flushed_denormals(), engine.session(self.extractor) as session:
-            computed(self.admitted, request, session, lab)
+            computed(request, session, lab)
         return time.perf_counter() - begun
 
     def information(self, release: StepRelease) -> int:
