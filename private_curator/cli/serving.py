@@ -102,7 +102,9 @@ def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[st
             # As wide as a terminal's window, wherever it goes.
             click.echo(textwrap.fill(finding.text, 100, initial_indent=lead, subsequent_indent=" " * len(lead)))
         mend = f"mend {', '.join(wrong)} before serving" if wrong else "this curator can serve"
-        click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks are well: {mend}")
+        minded = sum(finding.mind for finding in findings)
+        mind = f", {minded} to mind" * bool(minded)
+        click.echo(f"{len(findings) - len(wrong) - minded} of {len(findings)} checks are well{mind}: {mend}")
     if not all(finding.ok for finding in findings):
         context.exit(3)
 

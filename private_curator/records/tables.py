@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dpswd.private_curator.records.batches import Array, Batch, Format, Layout, check_finite, rows_per_batch
 from dpswd.private_curator.records.persons import person_note
-from dpswd.private_curator.records.problems import RecordsRefused, refusing
+from dpswd.private_curator.records.problems import RecordsRefused, no_such, refusing
 from dpswd.private_curator.records.text import CsvTable
 from dpswd.private_curator.settings.groups import RecordsSettings
 
@@ -108,7 +108,7 @@ class TableSource:
         wanted = tuple(name for name in chosen if name != without)
         missing = [name for name in (*wanted, *filter(None, (self._labels, without))) if name not in names]
         if missing:
-            raise RecordsRefused(f"{self._path} has no columns {missing}; it has {list(names)}")
+            raise RecordsRefused(f"{self._path} has no column {missing[0]!r}; {no_such(missing[0], names)}")
         if not wanted or (self._labels in wanted) or len(set(wanted)) != len(wanted):
             raise RecordsRefused(
                 f"{self._path}: a record needs at least one column, each once, and the labels' is none of them; name "
