@@ -77,9 +77,9 @@ class Program(Commands):
 def name_options(section: str) -> None:
     """From here on an error names the running command's options in the place of that section's settings."""
     context = click.get_current_context()
-    named = {each.name: each.opts[0] for each in context.command.params if isinstance(each, click.Option)}
-    path = [each for each in context.command.params if isinstance(each, click.Argument)]
-    named |= {"file": each.human_readable_name for each in path}
+    options = [each for each in context.command.params if isinstance(each, click.Option)]
+    # A command whose file is no option has it as its argument.
+    named = {"file": "PATH"} | {each.name: each.opts[0] for each in options}
     context.meta[_TYPED] = {f"{section}{dot}{name}": flag for name, flag in named.items() for dot in (".", ": ")}
 
 

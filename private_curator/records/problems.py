@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from dpswd.shared.core.errors import DataInvalid
 
-
 _SHOWN = 10
 
 
