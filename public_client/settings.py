@@ -59,7 +59,7 @@ class ConnectionSettings(SettingsGroup):
     start_seconds: float | None = setting(
         None,
         "How long a curator that does not answer yet is waited for when connecting, such as one that starts slowly; by "
-        "default as long as the patience, for each of several hospitals 10 at most.",
+        "default 10, or the patience if that is less.",
         unit="seconds",
         ge=0,
         le=86_400,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import textwrap
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def serve(
     home: HomeDirectory, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
+    # gRPC logs what it then raises; the error that is shown names the setting.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from dpswd.private_curator.operator.preflight import check_before_serving
     from dpswd.private_curator.serving import server
 
