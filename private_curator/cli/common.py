@@ -18,13 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dpswd.private_curator.books.operators import Operator, checked_operator
 from dpswd.private_curator.cli.showing import chosen_format
 from dpswd.private_curator.operator.telling import Told
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.command_line import Commands
 from dpswd.shared.configuration import SettingsGroup
 from dpswd.shared.core import errors
+from dpswd.shared.records.problems import RecordsRefused
 
 if TYPE_CHECKING:
     from dpswd.private_curator.books.audit import Progress as VerificationProgress

@@ -30,7 +30,6 @@ from dpswd.private_curator.records import target
 from dpswd.private_curator.records.contract import NO_RANGE, check_contract
 from dpswd.private_curator.records.labels import NO_CLASSES, class_count, load_labels
 from dpswd.private_curator.records.opening import open_source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.settings.permissions import check_permissions
 from dpswd.private_curator.settings.tree import CuratorSettings
@@ -42,6 +41,7 @@ from dpswd.shared.configuration import settings_of
 from dpswd.shared.core.errors import DpswdError, SettingsError
 from dpswd.shared.core.wire import limits
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.records.problems import RecordsRefused
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
 RENEW_BEFORE = dt.timedelta(days=30)

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from dpswd.private_curator.records.arrays import ArraySource
 from dpswd.private_curator.records.mapped import MappedRecords
 from dpswd.private_curator.records.opening import open_source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import DataInvalid, SettingsError
 from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.records.problems import RecordsRefused
 
 _AT_A_TIME = 1 << 20  # labels in memory while they are checked
 

@@ -369,7 +369,8 @@ def test_chosen_acts_take_two_operators(operator, tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
         keys[name] = re.search(r"operators '(\w+)' --add ([0-9a-f]{64})", made)[2]
     anna, ben, eve = (("--credential", tmp_path / name) for name in keys)
-    operator.run("operators", "anna", "--add", keys["anna"])
+    operator.run("operators", "anna", "--add", keys["anna"], status=3)
+    operator.run(*anna, "operators", "anna", "--add", keys["anna"])
     assert "1 are enrolled" in operator.run(*anna, *wanted, status=3)
     operator.run("--as", "anna", "operators", "ben", "--add", keys["ben"], status=3)  # a name is none
     operator.run(*eve, "operators", "eve", "--add", keys["eve"], status=3)

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from dpswd.private_curator.records import batches
-from dpswd.private_curator.records.batches import Format
 from dpswd.private_curator.records.conversion import convert
 from dpswd.private_curator.records.labels import load_labels
 from dpswd.private_curator.records.opening import ContentDigest, gather, open_source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.records.schema import inspect
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.records import batches
+from dpswd.shared.records.batches import Format
+from dpswd.shared.records.problems import RecordsRefused
 
 SECRET = "4711.25"
 LIMIT = 1 << 30

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dpswd.private_curator.records.labels import LabelsInFile, class_count, class_names, load_labels
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.records.problems import RecordsRefused
 
 RECORDS = np.zeros((5, 3), dtype=np.float32)
 

@@ -19,16 +19,16 @@ from dpswd.public_client.curator.values import PendingStep, new_request_id
 from dpswd.shared.books import chain_checks
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.protocol.status import to_status
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 
 DIGEST = "a" * 64
 

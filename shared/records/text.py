@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from dpswd.private_curator.records.problems import RecordsRefused, refusing
+from dpswd.shared.records.batches import Reading
+from dpswd.shared.records.problems import RecordsRefused, refusing
 
 _BLOCK_BYTES = 4 << 20
 _MAX_FIRST_LINE = 8 << 20  # characters; a longer first line is no line of a table
@@ -23,25 +24,26 @@ class CsvTable:
 
     Args:
         path: the file, UTF-8.
-        delimiter: one character; None for the semicolon, tab or comma that the first two lines show.
-        header: yes, no or auto.
+        reading: between its cells stands its delimiter, by default the semicolon, tab or comma that two lines show.
 
     Raises:
         RecordsRefused: no text, or a first line that may be names or values.
     """
 
-    def __init__(self, path: Path, delimiter: str | None, header: str) -> None:
+    def __init__(self, path: Path, reading: Reading) -> None:
         self._path = path
+        self._called = reading.called
         lines = self._first_lines()
-        self._delimiter = delimiter or _delimiter_of(lines)
+        self._delimiter = reading.delimiter or _delimiter_of(lines)
         self._decimal_commas = self._delimiter == ";"
         first = _cells(lines[0], self._delimiter)
         numbers_only = all(_is_number(cell.replace(",", ".") if self._decimal_commas else cell) for cell in first)
-        if header == "auto" and numbers_only:
+        if reading.header == "auto" and numbers_only:
             raise RecordsRefused(
-                f"{path}: the first line holds numbers only and may be names or values; set records.header to yes or no"
+                f"{path}: the first line holds numbers only and may be names or values; set "
+                f"{self._called('header')} to yes or no"
             )
-        self._has_header = header != "no"
+        self._has_header = reading.header != "no"
         self.names = first if self._has_header else [f"column_{i}" for i in range(len(first))]
         if "" in self.names:
             raise RecordsRefused(f"{path}: a column has no name in the first line; name every column")
@@ -110,7 +112,7 @@ class CsvTable:
             first = next(i for i in range(len(trimmed)) if not _castable(trimmed[i]))
         raise RecordsRefused(
             f"{self._path}: column {name!r} holds text that is no number; correct it, name the columns that make a "
-            "record in records.columns, or the labels' in records.labels_array",
+            f"record in {self._called('columns')}, or the labels' in {self._called('labels')}",
             location=f"record {start + first}, counted from 0, column {name!r}",
         )
 
