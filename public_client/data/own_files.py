@@ -71,16 +71,17 @@ def _arrays(path: Path, label: str | None) -> tuple[npt.NDArray[np.float32], npt
     name = label or "y"
     try:
         with np.load(path, allow_pickle=False) as archive:
-            missing = [wanted for wanted in ("x", name) if wanted not in archive.files]
-            if missing:
-                hint = _meant(missing[0], archive.files) if missing == [name] else ""
-                raise DataInvalid(
-                    f"{path} holds no array {missing[0]!r}; needed are x, the records, and {name}, the labels "
-                    f"(--label names another). It holds {', '.join(archive.files)}{hint}"
-                )
-            x, y = archive["x"], archive[name]
+            held = list(archive.files)
+            found = {wanted: archive[wanted] for wanted in ("x", name) if wanted in held}
     except (ValueError, OSError, EOFError) as error:
         raise DataInvalid(f"{path} cannot be read as an .npz of plain arrays: {error}") from error
+    if missing := [wanted for wanted in ("x", name) if wanted not in held]:
+        hint = _meant(missing[0], held) if missing == [name] else ""
+        raise DataInvalid(
+            f"{path} holds no array {missing[0]!r}; needed are x, the records, and {name}, the labels "
+            f"(--label names another). It holds {', '.join(held)}{hint}"
+        )
+    x, y = found["x"], found[name]
     if x.ndim < 2 or y.shape != (len(x),) or not len(x) or x.dtype.kind not in "fiu":
         raise DataInvalid(
             f"{path}: x has shape {x.shape} of {x.dtype} and {name} {y.shape}; needed are numbers (n, ...) and (n,), n "
