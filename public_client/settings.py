@@ -58,8 +58,7 @@ class ConnectionSettings(SettingsGroup):
     )
     start_seconds: float | None = setting(
         None,
-        "How long a curator that starts slowly is waited for; by default as long as the patience, for each of several "
-        "hospitals 10 at most.",
+        "How long a curator that starts slowly is waited for; by default 10, or the patience if that is less.",
         unit="seconds",
         ge=0,
         le=86_400,

@@ -76,11 +76,12 @@ def contract_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSettings:
-    """The settings of [records] from a command's options.
+    """The settings of [records] from a command's options, which errors then name.
 
     Raises:
         SettingsError: a value is outside what is allowed.
     """
+    common.name_options("records")
     fields = {
         **chosen,
         "name": name or path.resolve().stem,

@@ -44,7 +44,7 @@ class RecordsSettings(SettingsGroup):
     )
     delimiter: str | None = setting(
         None,
-        "Between the cells of a CSV file; by default a comma, in .tsv a tab.",
+        "Between the cells of a CSV file; by default the semicolon, tab or comma that its first two lines show.",
         min_length=1,
         max_length=1,
     )

@@ -274,7 +274,6 @@ def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
         click.echo(several if len(several) > 1 else next(iter(several.values())))
         for own in several.values() if explain else ():
             click.echo(own.explain())
-    _accuracies(results, of="control" if wanted.method.name == "control" else "adapted")
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -283,6 +282,7 @@ def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
             )
         elif report["finding"] and not last.trained.adapted:
             click.echo(f"{report['site']}: {report['outcome']}; {report['finding' if explain else 'plain']}")
+    _accuracies(results, of="control" if wanted.method.name == "control" else "adapted")
     if wanted.dry_run.enabled:
         click.echo("DRY RUN: no server was asked and nothing was spent. The records were synthetic, so accuracy is")
         click.echo("meaningless and not shown. A real run would be charged:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpswd.shared.records.batches import Array, Batch, Format, Layout, Reading, check_finite, rows_per_batch
-from dpswd.shared.records.problems import RecordsRefused, refusing
+from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
 from dpswd.shared.records.text import CsvTable
 
 _READ_BYTES = 1 << 16  # of each column at a time: a row group may be as large as the file
@@ -107,9 +106,7 @@ class TableSource:
         wanted = tuple(name for name in chosen if name != without)
         missing = [name for name in (*wanted, *filter(None, (self._labels, without))) if name not in names]
         if missing:
-            close = [guess for name in missing for guess in difflib.get_close_matches(name, names, n=1)]
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            raise RecordsRefused(f"{self._path} has no columns {missing}; it has {list(names)}{meant}")
+            raise RecordsRefused(f"{self._path} has no column {missing[0]!r}; {no_such(missing[0], names)}")
         if not wanted or (self._labels in wanted) or len(set(wanted)) != len(wanted):
             raise RecordsRefused(
                 f"{self._path}: a record needs at least one column, each once, and the labels' is none of them; name "

@@ -24,7 +24,7 @@ class CsvTable:
 
     Args:
         path: the file, UTF-8.
-        reading: between its cells stands its delimiter, by default a comma (a tab where the name ends in .tsv).
+        reading: between its cells stands its delimiter, by default the semicolon, tab or comma that two lines show.
 
     Raises:
         RecordsRefused: no text, or a first line that may be names or values.
@@ -33,9 +33,11 @@ class CsvTable:
     def __init__(self, path: Path, reading: Reading) -> None:
         self._path = path
         self._called = reading.called
-        self._delimiter = reading.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
-        first = self._first_line()
-        numbers_only = all(_is_number(cell) for cell in first)
+        lines = self._first_lines()
+        self._delimiter = reading.delimiter or _delimiter_of(lines)
+        self._decimal_commas = self._delimiter == ";"
+        first = _cells(lines[0], self._delimiter)
+        numbers_only = all(_is_number(cell.replace(",", ".") if self._decimal_commas else cell) for cell in first)
         if reading.header == "auto" and numbers_only:
             raise RecordsRefused(
                 f"{path}: the first line holds numbers only and may be names or values; set "
@@ -47,6 +49,7 @@ class CsvTable:
             raise RecordsRefused(f"{path}: a column has no name in the first line; name every column")
         self.notes = (
             "the first line names the columns" if self._has_header else "no line of names: columns are counted from 0",
+            *["cells end at ';', and a comma in a number is a decimal comma"] * self._decimal_commas,
         )
 
     def batches(self, columns: list[str], *, labels: str | None) -> Iterator[Any]:
@@ -100,6 +103,9 @@ class CsvTable:
 
     def _numbers(self, column: Any, name: str, start: int) -> Any:
         trimmed = pc.utf8_trim_whitespace(column)
+        # With points beside them, commas may divide thousands: then they are no numbers.
+        if self._decimal_commas and not pc.any(pc.match_substring(trimmed, ".")).as_py():
+            trimmed = pc.replace_substring(trimmed, ",", ".")
         try:
             return pc.cast(trimmed, pa.float64())
         except pa.ArrowInvalid:
@@ -110,17 +116,30 @@ class CsvTable:
             location=f"record {start + first}, counted from 0, column {name!r}",
         )
 
-    def _first_line(self) -> list[str]:
+    def _first_lines(self) -> list[str]:
         foreign = (UnicodeDecodeError, csv.Error, OSError)
         with (
             refusing(*foreign, text=f"{self._path} is no CSV text in UTF-8", remedy="save it as such"),
             self._path.open(encoding="utf-8-sig", newline="") as file,
         ):
-            line = file.readline(_MAX_FIRST_LINE)
-            first = next(csv.reader([line], delimiter=self._delimiter), [])
+            lines = [file.readline(_MAX_FIRST_LINE) for _ in range(2)]
+            first = _cells(lines[0], ",")
         if not first:
             raise RecordsRefused(f"{self._path} is empty or begins with an empty line; needed are names and values")
-        return [cell.strip() for cell in first]
+        return lines
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
+
+
+def _delimiter_of(lines: list[str]) -> str:
+    """What divides the first line, and the second alike; commas come last, since they may be in numbers."""
+    for each in ";\t":
+        first, second = (len(_cells(line, each)) for line in lines)
+        if first > 1 and (first == second or len(_cells(lines[0], ",")) == 1):
+            return each
+    return ","
 
 
 def _is_number(text: str) -> bool:
