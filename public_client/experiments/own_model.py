@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,9 +40,10 @@ def network_of(code: str) -> Any:
         if path.suffix == ".py":
             if not path.is_file():
                 raise SettingsError(f"{path} does not exist; --network takes FILE.py:NAME")
-            sys.path.insert(0, str(path.parent.resolve()))
-        module = import_module(path.stem if path.suffix == ".py" else file)
-    except (ImportError, SyntaxError) as error:
+            module = _executed(path)
+        else:
+            module = import_module(file)
+    except (ImportError, SyntaxError, NameError, AttributeError) as error:
         raise SettingsError(f"{file} cannot be imported: {error}") from error
     if not hasattr(module, name):
         own = vars(module).items()
@@ -49,12 +53,24 @@ def network_of(code: str) -> Any:
         raise SettingsError(f"{file} has no {name}; it has {', '.join(known) or 'nothing of its own'}{meant}")
     found = getattr(module, name)
     try:
-        made = found if _is_model(found) else found()
+        made = copy.deepcopy(found) if _is_model(found) else found()
     except (TypeError, ValueError, RuntimeError) as error:
         raise SettingsError(f"{code} is not {_NEEDED}: {error}") from error
     if not _is_model(made):
         raise SettingsError(f"{code} gives a {type(made).__name__}; needed is {_NEEDED}")
     return made
+
+
+def _executed(path: Path) -> ModuleType:
+    """A file as a module, anew each time; it may import what lies beside it."""
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.insert(0, folder)
+    spec = spec_from_file_location(f"own_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None, "a .py file has one"
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def own_model(code: str | None, file: Path | None, records: Tensor) -> Model:
@@ -88,6 +104,8 @@ def _trained(file: Path, model: Any) -> Any:
     if file.suffix == ".onnx":
         raise SettingsError(f"{file}: {_NO_ONNX}")
     if file.suffix in _FITTED:
+        if model is not None:
+            raise SettingsError(f"{file} is a model by itself; leave --network out")
         import joblib  # comes with scikit-learn
 
         try:

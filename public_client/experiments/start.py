@@ -215,7 +215,7 @@ def _own_target_model(wanted: Experiment, task: Task, *, seed: int, batch_size: 
         SettingsError: nothing says how many classes there are.
     """
     torch.manual_seed(seed)
-    if wanted.network.code is not None:
+    if wanted.network.code or wanted.network.model:
         extractor, classifier = untrained(wanted, task)
     elif not (classes := wanted.data.classes or task.classes):
         raise SettingsError("no record of data.source has a label; say the hospital's classes with data.classes")
