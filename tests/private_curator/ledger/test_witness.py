@@ -75,6 +75,27 @@ def test_an_older_state_is_not_served(serve, snapshot, note, open_run, answer):
         serve()
 
 
+def test_what_was_noted_after_a_look_began_is_not_missing(serve, location, open_run):
+    with serve() as ledger, location.reading() as earlier:
+        earlier.execute("SELECT count(*) FROM entries").fetchone()
+        open_run(ledger)
+        ledger.look(earlier)
+        open_run(ledger, request_id="another")
+
+
+def test_nor_what_a_serving_curator_noted_while_another_program_read_the_chain(serve, location, key, note, open_run):
+    with serve() as ledger:
+
+        class Slow(Ledger):
+            def _follow_the_chain(self, connection):
+                last = super()._follow_the_chain(connection)
+                open_run(ledger)
+                return last
+
+        Slow.open(location, key=key, accounting=ToyAccounting(), witness=note).close()
+        assert Witness(note).entry().kind == "run-opened"
+
+
 def test_neither_is_another_history_of_the_same_length(serve, snapshot, open_run, location, key):
     with serve():
         pass
