@@ -216,7 +216,7 @@ class Store(Generic[B_co]):
             (0 if seen is None else seen.seq,),
         ).fetchone()
         if seen is not None and (row is None or row[3] != seen.signature):
-            raise LedgerCorrupt(f"{self.location} lacks entry {seen.seq}, which this process has seen: it was replaced")
+            raise LedgerCorrupt(f"{self.location} lacks entry {seen.seq}, which this process has seen: it is older")
         if seen is not None and row[2] == seen.signature:
             return
         for entry in entries_beside_steps(connection, after=self._books.seq):
