@@ -386,9 +386,10 @@ class Site:
 
     def race(self, asking: Asking) -> None:
         """Three runs fit. They are asked for eight times, from both curators, while the primary dies."""
-        plan = parameters(self.uploaded, quantiles(2, 5.0, directions=10), batch_size=20, steps=1)
+        plan = parameters(self.uploaded, quantiles(2, 0.5, directions=10), batch_size=20, steps=1)
         asking.answered(lambda own: own.open_run(plan))
         fitting = asking.answered(lambda own: own.price_run(replace(plan, steps=10_000_000))).steps_that_fit
+        assert fitting < 10_000_000, "the budget is what bounds it"
         part, outcomes = replace(plan, steps=fitting // 3), Counter[str]()
 
         def spend(number: int) -> None:
@@ -447,6 +448,8 @@ class Asking:
         """The answer, however often it must be asked for, from either curator or from one."""
         site, begun = self.site, time.monotonic()
         while True:
+            if site.ending.is_set() and threading.current_thread() in site.teams:
+                raise Ended
             asked = random.randrange(2) if number is None else number
             try:
                 answer = act(self._curator(asked, name or self.name))
@@ -460,8 +463,6 @@ class Asking:
                 site.answers[asked] += 1
                 site.waits.append(time.monotonic() - begun)
                 return answer
-            if site.ending.is_set() and threading.current_thread() in site.teams:
-                raise Ended
 
 
 @contextlib.contextmanager
