@@ -35,9 +35,8 @@ from dpswd.private_curator.storage.certificates import make_cluster_members
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.mechanisms.linear import ShardSum, added
+from dpswd.shared.core.mechanisms.linear import LinearRun, ShardSum, added
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.steps.computing import LinearRun
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLASSES, FEATURES = 10, 256

@@ -37,13 +37,13 @@ from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.private_curator.steps.device_noise import DeviceNoise
 from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
 from dpswd.shared.core.noise.keystream import KEY_BYTES, Keystream
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.device_noise.noise import DeviceSampler, draw_on
 from dpswd.shared.devices import resolve_device
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.sandbox.building import compute_in_full_float32
 
@@ -182,7 +182,7 @@ The last two columns compare the two releases of the same key and directions.
 ## By size
 
 Steps on the device, in one process; records are features already. Memory is the largest that torch had allocated. Class
-sums take the time of reading and copying the records.
+sums take the time of reading and copying the records. The command prints smaller sizes too.
 
 {sizes}
 """

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,10 @@ from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.steps.engine import Engine
 from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.declared import AdmittedRun, AdmittedStep, Asked
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
 from dpswd.shared.core.noise.keystream import KEY_BYTES
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run
+from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
@@ -90,7 +90,7 @@ class Ready:
     run: AdmittedRun
     extractor: ExtractorSource
     lab: Laboratory
-    request: Any
+    request: AdmittedStep
 
     @classmethod
     def of(cls, case: Case) -> Ready:
@@ -102,9 +102,9 @@ class Ready:
         data = DataSetFacts(case.records, case.shape, CLASSES)
         run = admit_run(parameters, mechanisms=ALL_MECHANISMS, data=data, model=facts, limits=Limits())
         rng = np.random.default_rng(3)
-        request = run.mechanism.synthetic(run.declared, run.size, run.facts)
+        step = run.asked(run.synthetic())
         if case.mechanism == "gradient":
-            request = GradientRequest(rng.random((case.batch, facts.feature_dimension), dtype=np.float32))
+            step = Asked(run, GradientRequest(rng.random((case.batch, facts.feature_dimension), dtype=np.float32)))
         lab = Laboratory(
             records=Held(rng.standard_normal((case.records, *case.shape), dtype=np.float32)),
             labels=np.arange(case.records, dtype=np.int64) % CLASSES,
@@ -113,11 +113,11 @@ class Ready:
             fresh_seed=lambda: os.urandom(KEY_BYTES),
             reached=lambda _: None,
         )
-        return cls(case, run, ExtractorSource(case.name, facts, lambda: (graph.to_bytes(), weights)), lab, request)
+        return cls(case, run, ExtractorSource(case.name, facts, lambda: (graph.to_bytes(), weights)), lab, step)
 
     def step(self, engine: Engine, lab: Laboratory) -> bytes:
         with flushed_denormals(), engine.session(self.extractor) as session:
-            return computed(self.run, self.request, session, lab)
+            return computed(self.request, session, lab)
 
 
 def in_turn(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:

@@ -20,6 +20,7 @@ from dpswd.shared.device_noise.noise import draw_on
 
 _FARTHEST = 10**8  # records to which linear releases are extrapolated
 _LINEAR = {64: (10**5, 10**6), 784: (10**4, 10**5), 8192: (2000, 10_000)}  # measured n, by d
+_ON_THE_PAGE = 784  # features; smaller sizes are printed alone
 
 
 def _sorted_cases() -> Iterator[Case]:
@@ -37,7 +38,7 @@ def _linear_cases(d: int) -> Iterator[Case]:
 
 
 def size_lines(device: torch.device, seconds: float) -> list[str]:
-    """Table over sizes."""
+    """Table over sizes for the page; all of them are printed."""
     lines = [
         "| release | d | k | records of the step | time | device memory | reply |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -57,8 +58,10 @@ def size_lines(device: torch.device, seconds: float) -> list[str]:
 
     def told(case: Case, records: str, time: str, peak: str, size: str) -> None:
         k = getattr(case.declared, "directions", "")
-        lines.append(f"| {case.name} | {case.shape[0]:,} | {k} | {records} | {time} | {peak} | {size} |")
-        print(lines[-1], flush=True)
+        line = f"| {case.name} | {case.shape[0]:,} | {k} | {records} | {time} | {peak} | {size} |"
+        print(line, flush=True)
+        if case.shape[0] >= _ON_THE_PAGE:
+            lines.append(line)
 
     for case in _sorted_cases():
         spent, peak, size = measured(case)

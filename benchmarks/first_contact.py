@@ -3,10 +3,13 @@
     python -m benchmarks.first_contact                    # counts alone, in a second
     python -m benchmarks.first_contact --format json
     python -m benchmarks.first_contact --worst 20         # the longest pages, paragraphs and sentences, to shorten
+    python -m benchmarks.first_contact --install          # each party's side in a new environment, then the demo
 
 Words are counted in every page of docs/ and in README.md, code and tables included. The length of a page leaves tables
 and code out; paragraphs and sentences are those of prose, and a formula or a number is no word of one.
-`tests/documentation/test_budgets.py` holds the figures.
+`tests/documentation/test_budgets.py` holds the figures. --install builds the wheel of this commit, installs it once for
+each party with whatever index pip is set to (PyTorch's CPU build first), says megabytes and seconds, and how long a
+first result takes with both sides on one machine: install, then `dpswd-client demo`. Else: those on file.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +29,11 @@ from typing import Any
 import click
 import yaml
 
+from benchmarks import records
+from deploy import release
+
+STORED = Path(__file__).parent / "results" / "first-contact.json"
+TORCH = "torch==2.13.0"
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE_IT_WORKS = ("Install", "Tutorials", "How-to")
 """Of the kinds of pages in mkdocs.yml, what is read before it works, beside README.md and docs/README.md."""
@@ -153,16 +165,71 @@ def counted() -> dict[str, Any]:
     }
 
 
+def installed(wheel: Path, extras: str, folder: Path) -> dict[str, float]:
+    """A new virtual environment for one party.
+
+    Args:
+        wheel: of the product.
+        extras: "client", "curator" or both with a comma.
+        folder: of the environment.
+
+    Returns:
+        megabytes on disk and seconds that it took.
+    """
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    for asked in (TORCH, f"{wheel}[{extras}]"):  # PyTorch first, or its CUDA build comes along
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", asked], check=True)
+    seconds = time.monotonic() - begun
+    held = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    return {"megabytes": round(held / 1e6), "seconds": round(seconds)}
+
+
+def first_result(wheel: Path, folder: Path) -> records.Row:
+    """Both sides on one machine, as `installed`, and when a first model is adapted: the demo's end."""
+    begun = time.monotonic()
+    row = installed(wheel, "client,curator", folder)
+    demo = [folder / "bin" / "dpswd-client", "demo", "--output", folder / "demo"]
+    subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
+    return row | {"seconds_to_first_result": round(time.monotonic() - begun)}
+
+
+def install(rows: records.Rows) -> None:
+    """Measures each party's install and a first result, of the wheel of this commit."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        wheel = release.rebuilt("HEAD", folder / "dist")
+        rows.run(
+            [
+                ({"install": "client"}, lambda: installed(wheel, "client", folder / "client")),
+                ({"install": "curator"}, lambda: installed(wheel, "curator", folder / "curator")),
+                ({"install": "client,curator"}, lambda: first_result(wheel, folder / "both")),
+            ]
+        )
+
+
+def on_file(path: Path) -> dict[str, dict[str, float]]:
+    """What was measured with --install, by extras."""
+    return {row["install"]: row for row in records.read(path)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", choices=["text", "json"], default="text")
     parser.add_argument("--worst", type=int, default=0, help="print so many of the longest of each kind")
+    parser.add_argument("--install", action="store_true", help="install each side now, and time a first result")
+    records.options(parser, STORED)
     arguments = parser.parse_args()
+    rows = records.Rows(STORED, arguments.results)
+    if arguments.install:
+        install(rows)
     for kind, each in passages().items() if arguments.worst else ():
         print(f"\nlongest of kind {kind}:")
         for one in each[: arguments.worst]:
             print(f"{one.words:6d}  {one.page}: {one.text[:90]!r}")
-    figures = counted()
+    measured = on_file(rows.path if arguments.install else arguments.results or STORED)
+    both = measured.get("client,curator", {})
+    figures = counted() | {"seconds_to_first_result": both.get("seconds_to_first_result"), "install": measured}
     if arguments.format == "json":
         print(json.dumps(figures, indent=1))
     else:

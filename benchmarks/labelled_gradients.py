@@ -44,8 +44,8 @@ from dpswd.public_client.replay.augmentation import draw_variation
 from dpswd.public_client.replay.views import ImageView
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import entropy_cotangents
 from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import entropy_cotangents
 
 RESULTS = Path(__file__).parent / "results" / "labelled-gradients.json"
 EPSILONS, SEEDS, AXES, _MOST_AXES = (1.0, 0.2), (0, 1, 2), 300, 400

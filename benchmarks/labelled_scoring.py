@@ -30,8 +30,8 @@ from dpswd.public_client.methods.newton import Newton
 from dpswd.public_client.methods.public_view import parted, viewed_head
 from dpswd.public_client.methods.scoring import Scoring
 from dpswd.shared.accounting.calibration import calibrate_sigma
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import entropy_cotangents
 from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import entropy_cotangents
 
 EPSILONS = (1.0, 0.2)
 DEALT = (*OTHERS, Dealing("workclass", 1, 1400), Dealing("marital-status", 2, 1400), Dealing("race", 0, 1400))

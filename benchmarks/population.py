@@ -39,10 +39,10 @@ from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.class_statistics.sums import feature_bits
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records
+from dpswd.shared.core.mechanisms.linear import LinearRun, Shard, ShardSum, block_records
 from dpswd.shared.core.mechanisms.rounded_features import rounded_features
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed
+from dpswd.shared.core.steps.computing import Laboratory, completed
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CPU = torch.device("cpu")
@@ -145,8 +145,8 @@ def parts(run: LinearRun, source: ExtractorSource, records: Target, module: nn.L
     kinds = places % CLASSES
     with LocalEngine(device=CPU).session(source) as session:
         features = session.features(read.numpy())
-        sums = run.mechanism.accumulator(run.declared, run.facts, CPU)
-        feature_map, bits = run.declared.feature_map, feature_bits(run.facts.data.records)
+        sums = run.accumulator(CPU)
+        feature_map, bits = run.declaration.feature_map, feature_bits(run.facts.data.records)
         ways: dict[str, Callable[[], object]] = {
             "reading": lambda: records.take(places),
             "extractor": lambda: session.features(read.numpy()),

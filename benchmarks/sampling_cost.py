@@ -35,6 +35,7 @@ from dpswd.private_curator.records.target import Target
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
+from dpswd.shared.core.mechanisms.declared import Asked, Declared
 from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS
 from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
 from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration, DistributionsReply, Released
@@ -44,10 +45,8 @@ from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.steps.admission import AdmittedRun, run_event
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.limits import MAX_BATCH_SIZE
-from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
@@ -80,14 +79,13 @@ def released(
     size = RunSize(len(made) if own.whole else min(len(made), MAX_BATCH_SIZE))
 
     def event(sigma: float) -> object:
-        return run_event(own, replace(declared, sigma=sigma), size, facts)
+        return Declared(own, replace(declared, sigma=sigma), size, facts).event
 
     noised = replace(declared, sigma=calibrate_sigma(event, epsilon=epsilon, delta=DELTA))
-    parameters = RunParameters("a" * 64, "b" * 64, mechanism, noised.to_bytes(), size.batch, 1)
-    run = AdmittedRun(parameters, own, noised, facts, event(noised.sigma))
+    run = Declared(own, noised, size, facts)
     lab = Laboratory(Target(made, (D,)), labels, SystemNoise(), CPU, fresh_seed, lambda _: None)
     session = DirectSession(Extractor.from_graph(graph, module_weights(module, graph), device=CPU))
-    return noised, own.reply.from_bytes(computed(run, own.request(), session, lab))
+    return noised, own.reply.from_bytes(computed(Asked(run, own.request()), session, lab))
 
 
 def quantiles(

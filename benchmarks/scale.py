@@ -20,7 +20,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,18 @@ from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.declared import AdmittedRun, Declared
 from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
-from dpswd.shared.core.steps.admission import AdmittedRun, run_event
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.limits import MAX_RELEASE_VALUES
-from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
@@ -58,7 +57,7 @@ MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")
 CLASSES, DIRECTIONS, COEFFICIENTS = 10, 200, 3
 MEASURED_VALUES = 1 << 23  # records of a step times the wider of d and k: what is measured
 PRINTED, LARGEST = 10**6, 10**8
-DIMENSIONS = (64, 512, 2048, 8192)
+DIMENSIONS, ON_THE_PAGE = (64, 512, 2048, 8192), (64, 2048)
 LIMITS = Limits()
 
 
@@ -141,16 +140,10 @@ def prepared(row: Row, records: int, dimension: int) -> tuple[AdmittedRun, Extra
     sent = graph.to_bytes(), weights_to_bytes(module_weights(module, graph))
     facts = Facts(DataSetFacts(records, (dimension,), CLASSES), ModelFacts.of(graph))
     mechanism, declared = ALL_MECHANISMS[row.mechanism], row.declare(dimension)
-    parameters = RunParameters(
-        "a" * 64, "b" * 64, row.mechanism, declared.to_bytes(), sampled(row, records, dimension), 1
-    )
-    run = AdmittedRun(parameters, mechanism, declared, facts, None)  # type: ignore[arg-type]
-    broken = mechanism.violations(declared, run.size, facts, LIMITS)
-    if broken:
+    run: AdmittedRun = Declared(mechanism, declared, RunSize(sampled(row, records, dimension)), facts)
+    if broken := run.violations(LIMITS):
         raise Refused(broken[0][1])
-    event = run_event(mechanism, declared, run.size, facts)
-    source = ExtractorSource("key", facts.model, lambda: sent)
-    return AdmittedRun(parameters, mechanism, declared, facts, event), source
+    return run, ExtractorSource("key", facts.model, lambda: sent)
 
 
 class Refused(Exception):
@@ -168,12 +161,12 @@ def measured(row: Row, records: int, dimension: int) -> dict[str, float]:
         made = MadeRecords(records, (dimension,))
         labels = np.arange(records) % CLASSES
         lab = Laboratory(made, labels, SystemNoise(), cpu, lambda: bytes(32), lambda _: None)
-        request = run.mechanism.synthetic(run.declared, run.size, run.facts)
+        step = run.asked(run.synthetic())
         seconds, size = float("inf"), 0
         with flushed_denormals(), LocalEngine(device=cpu).session(source) as session:
             for _ in range(3):
                 begun = time.perf_counter()
-                size = len(computed(run, request, session, lab))
+                size = len(computed(step, session, lab))
                 seconds = min(seconds, time.perf_counter() - begun)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         os.write(writing, json.dumps({"seconds": seconds, "memory": peak * 1024, "bytes": size}).encode())
@@ -242,16 +235,18 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
     return f"*{_seconds(own['seconds'] * factor)}, {_bytes(memory)}*"
 
 
-def page(found: dict[str, dict[str, float]]) -> str:
-    """The tables."""
+def page(found: dict[str, dict[str, float]], dimensions: Sequence[int] = DIMENSIONS) -> str:
+    """The table for these numbers of features; for all of them, the papers' steps too."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
     lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^6: seconds, memory and bytes of"]
     lines += ["the reply, shortest of three; *in italics: extrapolated* from a smaller n, in proportion.", ""]
-    lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in DIMENSIONS) + " |"]
-    lines += ["|---|" + "---|" * len(DIMENSIONS)]
+    lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in dimensions) + " |"]
+    lines += ["|---|" + "---|" * len(dimensions)]
     for row in ROWS:
-        texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in DIMENSIONS]
+        texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in dimensions]
         lines.append(f"| {row.title} | " + " | ".join(text.removesuffix(", refused") for text in texts) + " |")
+    if dimensions != DIMENSIONS:
+        return "\n".join(lines)
     lines += ["", "**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
     for title, row, records, dimension in PAPER:
         lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
@@ -264,7 +259,7 @@ def reply_bytes(row: Row, records: int, dimension: int) -> str:
         run, _ = prepared(row, records, dimension)
     except Refused:
         return "refused"
-    declared, count = run.declared, run.size.batch
+    declared, count = row.declare(dimension), run.size.batch
     match row.mechanism:
         case "class_statistics":
             width = 4 if declared.grid(records)[1] == "int32" else 8
@@ -308,10 +303,11 @@ def main() -> None:
     if chosen.command == "run":
         Rows(RESULTS, chosen.results).run(({"key": key(*cell)}, functools.partial(_figures, *cell)) for cell in cells())
         return
-    text = page(known(chosen.results or RESULTS))
+    found = known(chosen.results or RESULTS)
     if chosen.page is None:
-        print(text)
+        print(page(found))
     else:
+        text = page(found, ON_THE_PAGE)
         before, rest = chosen.page.read_text().split(MARK[0])
         chosen.page.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
 

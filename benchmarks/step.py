@@ -39,8 +39,9 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Run
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
@@ -133,10 +134,10 @@ class Prepared:
     def local(self, lab: Laboratory, engine: LocalEngine) -> float:
         """Seconds of the same computation as a function call: sample, extract, clip, project, noise, gradient."""
         payload = prepared(self.run, self.source, self.flat).payload
-        request = admit_step(self.admitted, payload, public=_nothing_uploaded, limits=Limits())
+        request = self.admitted.admit_step(payload, public=_nothing_uploaded, limits=Limits())
         begun = time.perf_counter()
         with flushed_denormals(), engine.session(self.extractor) as session:
-            computed(self.admitted, request, session, lab)
+            computed(request, session, lab)
         return time.perf_counter() - begun
 
     def information(self, release: StepRelease) -> int:
@@ -282,11 +283,9 @@ at the start (`{command}`).
 
 _SAID = {
     "Time": """\
-Medians, in turn, reply times not padded. What surrounds a step are two durable transactions of the ledger with the
-witness, gRPC with TLS, the receipt, authentication, admission, and the way to the worker.""",
+Medians, in turn, reply times not padded.""",
     "Bytes": """\
-TCP payload in both directions, TLS and HTTP/2 included. Information is 16 bits for each released value; a full batch's
-coefficients travel in 24, and the rest of that step, one for a whole training, is the signed receipt and headers.""",
+TCP payload in both directions, TLS and HTTP/2 included. Information is 16 bits for each released value.""",
     "Eight clients": """\
 Quantiles of batches of 128, padded (`auto`). A client's own work between two steps is a sleep; without any, eight
 clients ask for more than two cores can compute.""",

@@ -1,40 +1,31 @@
-"""The tables of docs/ml-team/extractors.md, made from the vocabulary: `python -m deploy.extractor_page`."""
+"""Vocabulary and limits of docs/ml-team/extractors.md: `python -m deploy.extractor_page` prints them."""
 
 from __future__ import annotations
 
 import sys
 
 from dpswd.shared.sandbox import graph
-from dpswd.shared.sandbox.attributes import MAX_EXTENT, MAX_WINDOW
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
-from dpswd.shared.sandbox.weights import MAX_HEADER_BYTES
 
 
-def vocabulary_table() -> str:
-    """Every operation: its name in a graph, and how it is written in a module."""
-    lines = ["| operation | written as |", "|---|---|"]
-    lines += [f"| `{operation.name}` | {operation.about} |" for operation in VOCABULARY.values()]
-    return "\n".join(lines)
+def vocabulary_list() -> str:
+    """How each operation is written in a module, one a line."""
+    return "\n".join(["```text", *(operation.about for operation in VOCABULARY.values()), "```"])
 
 
 def limit_table() -> str:
-    """The limits that hold before anything is computed."""
+    """The limits that a network meets first."""
     rows = (
         ("bytes of a graph", graph.MAX_GRAPH_BYTES),
         ("nodes", graph.MAX_NODES),
-        ("characters of a layer's path", graph.MAX_PATH),
         ("numbers in all weights", graph.MAX_PARAMETERS),
         ("numbers of one record", graph.MAX_INPUT_VALUES),
         ("features", graph.MAX_FEATURES),
-        ("channels, features or pixels along one dimension", MAX_EXTENT),
-        ("kernel, stride, padding, dilation", MAX_WINDOW),
         ("numbers in all intermediate values of one record", graph.MAX_ACTIVATION_VALUES),
-        ("scratch numbers of one operation on one record", graph.MAX_WORKSPACE_VALUES),
         ("floating point operations of one record", graph.MAX_WORK),
-        ("bytes of the weights' header", MAX_HEADER_BYTES),
     )
     return "\n".join(["| what | at most |", "|---|---|", *(f"| {what} | {limit:,} |" for what, limit in rows)])
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n\n".join((vocabulary_table(), limit_table())) + "\n")
+    sys.stdout.write("\n\n".join((vocabulary_list(), limit_table())) + "\n")

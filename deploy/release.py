@@ -22,6 +22,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+from deploy import bom
+
 ROOT = Path(__file__).resolve().parents[1]
 CHANGELOG = "CHANGELOG.md"
 
@@ -102,7 +104,7 @@ def rebuilt(revision: str, output: Path, root: Path = ROOT) -> Path:
 
 
 def hold_tag(tag: str, sources: Path) -> None:
-    """That a tag, the version in pyproject.toml and a section of the changelog name one version.
+    """That a tag, pyproject.toml and the changelog name one version, and that the list of dependencies is the locks'.
 
     Raises:
         ReleaseRefused: they do not.
@@ -112,6 +114,9 @@ def hold_tag(tag: str, sources: Path) -> None:
         raise ReleaseRefused(f"the tag {tag} is not v{version}, the version in pyproject.toml")
     if version not in sections((sources / CHANGELOG).read_text(encoding="utf-8")):
         raise ReleaseRefused(f"{CHANGELOG} has no section [{version}]: write one from [Unreleased]")
+    kept = bom.LIST.relative_to(ROOT)
+    if (sources / kept).read_text(encoding="utf-8") != bom.listed(sources):
+        raise ReleaseRefused(f"{kept} is not what the locks say: run `make bom`")
 
 
 def sections(changelog: str) -> dict[str, list[str]]:

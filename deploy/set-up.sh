@@ -33,7 +33,12 @@ if [ ! -x "$venv/bin/pip" ]; then
   fi
 fi
 
-quiet() { "$@" >"$log" 2>&1 || { cat "$log" >&2; fail "this failed: $*"; }; }
+quiet() {
+  "$@" >"$log" 2>&1 && return
+  cat "$log" >&2
+  ! grep -qi "certificate.verify" "$log" || say "behind a proxy that reads TLS: export PIP_CERT=/path/to/its/ca.crt" >&2
+  fail "this failed: $*"
+}
 pip() { quiet "$venv/bin/python" -m pip --disable-pip-version-check install --quiet "$@"; }
 
 locked() { pip --no-deps --require-hashes --no-build-isolation "$@"; }

@@ -58,8 +58,7 @@ class ConnectionSettings(SettingsGroup):
     )
     start_seconds: float | None = setting(
         None,
-        "How long a curator that does not answer yet is waited for when connecting, such as one that starts slowly; by "
-        "default as long as the patience, for each of several hospitals 10 at most.",
+        "How long a curator that starts slowly is waited for; by default 10, or the patience if that is less.",
         unit="seconds",
         ge=0,
         le=86_400,
@@ -72,7 +71,7 @@ class ConnectionSettings(SettingsGroup):
         le=86_400,
     )
     absent_sites: Literal["set aside", "refuse"] = setting(
-        "set aside", "Whether several hospitals are trained with when one of them is down before anything is charged."
+        "set aside", "Where one of several hospitals is down before anything is charged: set aside, or refuse."
     )
 
 

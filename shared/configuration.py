@@ -54,6 +54,7 @@ class Setting:
         allowed: range or choices.
         description: what it means.
         required: whether it has no default.
+        form: how a value is written, where no range says it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Setting:
     allowed: str
     description: str
     required: bool
+    form: str = ""
 
 
 class _Environment(EnvSettingsSource):
@@ -249,6 +251,7 @@ def _rows_of(group: type[SettingsGroup]) -> list[Setting]:
             allowed=_extra(field, "allowed") or _allowed(field),
             description=field.description or "",
             required=field.is_required(),
+            form=_extra(field, "allowed"),
         )
         for name, field in group.model_fields.items()
     ]
@@ -281,15 +284,16 @@ def _shown(value: object) -> str:
 
 
 def markdown(tree: type[SettingsTree]) -> str:
-    """A table for each group, for docs/reference/settings.md."""
+    """A table for each group, for docs/reference/settings.md; what is allowed tells a default, or the form."""
     lines: list[str] = []
     for name, group in _groups(tree):
         rows = [row for row in settings_of(tree) if row.name.startswith(f"{name}.")]
         lines += [f"### `[{name}]`", "", inspect.getdoc(group) or "", ""]
-        lines += ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
+        lines += ["| setting | default | meaning |", "|---|---|---|"]
         for row in rows:
             default = "*required*" if row.required else f"`{row.default}`"
-            cells = (f"`{row.name}`", default, f"{row.allowed} {row.unit}".rstrip(), row.description)
+            form = f" ({row.form})" if row.form and row.default in ("none", "[]") else ""
+            cells = (f"`{row.name}`", default, f"{row.description}{form}")
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.core.mechanisms.linear import LinearRun
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 VALUES, CLASSES = 16, 3

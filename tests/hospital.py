@@ -29,9 +29,10 @@ from dpswd.private_curator.storage import home_directory as home
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
 from dpswd.public_client.extractor.tracing import trace
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
 from dpswd.shared.core.noise.noise import NoiseSource
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.steps.computing import Laboratory
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
@@ -154,10 +155,8 @@ class Hospital:
     ) -> StoredReply:
         """One step, with the mechanism's request; no bytes where it needs to bring nothing."""
         payload = request if isinstance(request, bytes) else request.to_bytes()
-        admitted = self.admit(parameters)
         return self.pipeline.answer(
-            admitted,
-            admit_step(admitted, payload, public=_nothing_uploaded, limits=LIMITS),
+            self.admit(parameters).admit_step(payload, public=_nothing_uploaded, limits=LIMITS),
             self.extractor(parameters),
             request=Request(
                 client=CLIENT,

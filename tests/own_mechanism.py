@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, Mechanism, RunSize, Step
 from dpswd.shared.core.noise.noise import GridArray
-from dpswd.shared.core.noise.sanitized import gradient_step, release_gradient
 from dpswd.shared.core.privacy.events import BoundedSum, Part
 from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.checks import Violation, invalid, positive
 from dpswd.shared.core.wire.payloads import parsed, written
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.sanitized import gradient_step, release_gradient
 
 MAX_FEATURES = 1000
 

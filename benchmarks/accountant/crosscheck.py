@@ -135,11 +135,9 @@ curve, the lowest and the highest over orders {", ".join(map(str, SHOWN))} and t
 (`python -m benchmarks.accountant crosscheck`). The truth is computed with {DIGITS} digits by mpmath alone. A dot is an
 error below 1e-8, "none" no finite figure, and bold is too *small* by more than {TOLERANCE:g}: no bound any more.
 
-autodp takes the differences by alternating sums, whose terms cancel: it loses digits where a step costs less than 1e-9
-(too small), and at high orders for few directions and a large sample (too large). dpswd takes them from one-sided
-moments, sums of positive terms: never below the truth, and looser for few directions.
-
-What is *charged* is the smaller of HYB and C_gamma at each order; "charge" is its largest part of the true Theorem 27.
+autodp takes the differences by alternating sums, whose terms cancel; dpswd from one-sided moments, sums of positive
+terms: never below the truth, and looser for few directions. "Charge" is the largest part of the true Theorem 27 that is
+charged, the smaller of HYB and C_gamma.
 
 So the check that the curator makes of every run (`shared/accounting/crosscheck.py`) compares at orders
 {", ".join(f"{order:g}" for order in ORDERS)}, demands equality at order 2 and, at the others, that dpswd's

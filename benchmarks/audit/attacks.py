@@ -25,16 +25,16 @@ from torch.nn import functional
 from benchmarks.audit.faults import KNOWN_SEED
 from dpswd.public_client.curator.values import UploadedExtractor
 from dpswd.shared.accounting.calibration import calibrate_sigma
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.privacy.events import RunEvent
-from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
 
@@ -184,7 +184,7 @@ class Attack:
     def event(self, sigma: float, *, steps: int | None = None) -> RunEvent:
         """What is priced for one trial."""
         size = RunSize(self.batch, steps or self.steps)
-        return run_event(ALL_MECHANISMS[self.mechanism], self.declaration(sigma), size, self.facts)
+        return Declared(ALL_MECHANISMS[self.mechanism], self.declaration(sigma), size, self.facts).event
 
     @property
     def is_constant(self) -> bool:

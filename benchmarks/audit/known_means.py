@@ -24,7 +24,6 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     StatisticsDeclaration,
     StatisticsRequest,
 )
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS, cell_table
 from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
 from dpswd.shared.core.mechanisms.distributions.mechanism import (
@@ -42,15 +41,16 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import (
     EvaluationRequest,
 )
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import SCORE_STATISTICS, ScoresDeclaration, ScoresRequest
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.models.free_weights import free_count, free_moment_weight
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
 

@@ -45,11 +45,8 @@ def page(findings: Mapping[str, Sequence[Finding]], attacks: Sequence[Attack], s
         head.format(where=where, delta=f"{setup.delta:g}", confidence=f"{100 * (1 - setup.alpha):g}"),
         "## The attacks\n",
         _table(
-            ("attack", "mechanism", "one trial", "n", "b", "d", "k", "T"),
-            [
-                (a.name, f"`{a.mechanism}`", a.what, a.records, a.batch, a.features, a.directions or "", a.steps)
-                for a in attacks
-            ],
+            ("attack", "mechanism", "one trial", "n", "b", "T"),
+            [(a.name, f"`{a.mechanism}`", a.what, a.records, a.batch, a.steps) for a in attacks],
         ),
         "## The honest curator\n",
         _findings(findings[HONEST]) if HONEST in findings else "",
@@ -83,6 +80,7 @@ def _named(one: Finding) -> str:
 
 
 def _findings(found: Sequence[Finding]) -> str:
+    alone = all(one.dependence is None for one in found)
     rows = [
         (
             _named(one),
@@ -91,15 +89,13 @@ def _findings(found: Sequence[Finding]) -> str:
             f"{one.claim.exact:.3f}",
             f"{one.free.epsilon:.2f}",
             _bound(one.noise),
-            "-" if one.dependence is None else f"{one.dependence:.2g}",
+            *([] if alone else ["-" if one.dependence is None else f"{one.dependence:.2g}"]),
             "**caught**" if one.caught else "no",
         )
         for one in found
     ]
-    heads = (
-        "attack", "trials (each side)", "claimed", "exact", "proved", "proved, noise's law", "p", "refuted",
-    )  # fmt: skip
-    return _table(heads, rows)
+    heads = ["attack", "trials (each side)", "claimed", "exact", "proved", "proved, noise's law", "refuted"]
+    return _table(heads if alone else [*heads[:-1], "p", heads[-1]], rows)
 
 
 def _bound(value: float | None) -> str:
@@ -120,8 +116,8 @@ _HEAD = """# Audit by canary attacks
 For each attack two live curators ran ({where}; gRPC with mutual TLS, a real ledger), one on D and one on D'. D holds n
 records of value 1; in D' the last one is -10,000. A client uploads an extractor that puts what the canary adds opposite
 to what it added before, takes many releases from both, and scores each by the exact log-likelihood ratio of the honest
-mechanism given the published directions. On a quarter of the trials the threshold is chosen; the rest give
-Clopper-Pearson limits of its two error rates. [Every mechanism](audit-mechanisms.md) is audited without a service.
+mechanism. On a quarter of the trials the threshold is chosen; the rest give Clopper-Pearson limits of its two error
+rates. [Every mechanism](audit-mechanisms.md) is audited without a service.
 
 | column | meaning |
 |---|---|
@@ -134,8 +130,7 @@ Clopper-Pearson limits of its two error rates. [Every mechanism](audit-mechanism
 with {confidence} % confidence |
 
 Nothing is seeded: another run gives other figures within that confidence. An audit proves faults, never their absence.
-Honest bounds stay far below the claims, because without any false positive among N trials no bound exceeds about
-log(N/7), because of the secret order of rows, and because of what the price does not credit.
+Honest bounds stay far below the claims: without any false positive among N trials no bound exceeds about log(N/7).
 """
 
 _MOCK = """# Audit of every mechanism
@@ -152,19 +147,15 @@ _TAIL = """
 
 | fault | what is done |
 |---|---|
-| noise halved | half the declared standard deviation |
 | batch maximum | rows divided by twice the largest norm of the batch, as the papers write it |
-| target gradient unsanitized | the plain sum |
 | directions chosen by the client | the seed of U is one that the client knew when it chose the extractor |
-| sample reused | one sample for all steps of a run, which voids the amplification; by epsilon's own bound it would \
-take some 2,000 runs on each side (calculated) |
+| sample reused | one sample for all steps of a run, which voids the amplification |
 | clipped for additions | records clipped to norm 1 and gradients to 2C, as if one record were added and not replaced |
 | generated points clipped one by one | the noise of one clip for all of them |
 
 ## Limits
 
 The attacks are the worst that we know, for linear extractors and the release's own likelihood ratio. Only releases are
-audited: replies were not padded and extractors ran in the curator's process; confinement and timing have tests of their
-own. Distribution-free bounds at delta = 1e-5 would need millions of trials. `tests/benchmarks/test_audit.py` runs a
-small version with every test.
+audited; confinement and timing have tests of their own. Distribution-free bounds at delta = 1e-5 would need millions of
+trials. `tests/benchmarks/test_audit.py` runs a small version with every test.
 """

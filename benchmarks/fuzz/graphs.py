@@ -25,10 +25,10 @@ import torch
 
 from benchmarks.fuzz.site import RECORD_SHAPE, Finding, Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node, infer
 from dpswd.shared.sandbox.operations import Shape
 from dpswd.shared.sandbox.vocabulary import VOCABULARY

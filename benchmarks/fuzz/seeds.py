@@ -13,18 +13,18 @@ from torch import nn
 from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, RECORDS, Site
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from dpswd.shared.core.mechanisms.interface import Payload
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration, ScoresRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 Seeds = dict[str, list[Message]]

@@ -31,7 +31,6 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.records import read
-from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import Cell, all_cells, composed_cells, run_alone
 from benchmarks.shifts.summary import figures_of, page, repeated, summary, table
 
@@ -81,8 +80,7 @@ def main() -> None:
         _run(left, arguments, results, {})
         print(repeated(read(results)))
     elif arguments.command == "write":
-        every = read(arguments.results or RESULTS), read(UNSEEN), read(low_rank.RESULTS)
-        records.written(page(*every, read(COMPOSED)), arguments.page)
+        records.written(page(read(arguments.results or RESULTS), read(UNSEEN), read(COMPOSED)), arguments.page)
     elif arguments.format == "json":
         others = {"composed": figures_of(read(COMPOSED)), "second_list": figures_of(read(UNSEEN))}
         print(json.dumps(summary(read(arguments.results or RESULTS)) | others, indent=1))

@@ -7,12 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shifts import low_rank
 from benchmarks.shifts.cells import KINDS, TUNED_ON, all_cells, composed_cells, composition
 from benchmarks.shifts.made import INSIDE
 from dpswd.public_client.plans.measured import Battery
 from dpswd.public_client.replay.priors import MOST_LOST, UNSURE
-from dpswd.public_client.replay.verdict import NOTHING_LEFT, VIEW_FITS, VIEW_LEAVES, VIEW_MOST
+from dpswd.public_client.replay.verdict import VIEW_FITS, VIEW_MOST
 
 _PAGE = Path(__file__).parent / "page.txt"
 _KINDS = {
@@ -184,7 +183,7 @@ def repeated(runs: list[dict[str, Any]]) -> str:
 
 
 def composed_table(runs: list[dict[str, Any]]) -> str:
-    """By source, by whether a view can express it, and by how much the release says.
+    """By whether a view can express it, and by how much the release says.
 
     Args:
         runs: as `cells.run` gives them, of compositions.
@@ -196,7 +195,6 @@ def composed_table(runs: list[dict[str, Any]]) -> str:
 
     groups = {
         "all": runs,
-        **{name: [run for run in runs if run["source"] == name] for name in sorted({run["source"] for run in runs})},
         "a view can express it": [run for run in runs if not composition(run["shift"]).outside],
         "no view can": [run for run in runs if composition(run["shift"]).outside],
         "n x epsilon below 1,000": [run for run in runs if told(run) < 1000],
@@ -246,7 +244,6 @@ def _kind(shift: str, modality: str) -> str:
 def page(
     runs: list[dict[str, Any]],
     checks: list[dict[str, Any]],
-    few: list[dict[str, Any]],
     composed: list[dict[str, Any]],
 ) -> str:
     """docs/ml-team/shifts.md.
@@ -254,13 +251,11 @@ def page(
     Args:
         runs: the battery's.
         checks: of the second list.
-        few: of shifts along few directions.
         composed: of random compositions of shifts.
     """
     whole = summary(runs)
     values = {
         "view_fits": f"{VIEW_FITS:.0%}",
-        "view_leaves": f"{VIEW_LEAVES:.0%}",
         "view_most": f"{VIEW_MOST:.0%} of the variance",
         "planned": f"{whole['planned']:,}",
         "drawn": f"{whole['drawn']['cells']:,}",
@@ -268,8 +263,6 @@ def page(
         "composed": composed_table(composed),
         "composed_done": str(len(composed)),
         "composed_planned": str(len(composed_cells())),
-        "nothing_left": f"{NOTHING_LEFT:g}",
-        "few_cells": str(sum(run["source"] != low_rank.STAND_IN for run in few)),
         "unsure": f"{UNSURE:.0%}",
         "most_lost": f"{MOST_LOST:g}",
     }

@@ -26,6 +26,9 @@ if [ -n "${CA_CERTIFICATE:-}" ]; then
   export APT_CONFIG="$work/apt.conf"
 fi
 [ -z "${PIP_INDEX:-}" ] || export PIP_INDEX_URL="$PIP_INDEX"
+advice='outside.sh: if a certificate or a connection is what failed, give the build CA_CERTIFICATE (of a proxy that reads
+TLS), HTTP_PROXY and HTTPS_PROXY, or mirrors, PIP_INDEX and APT_MIRROR: docs/operator/two-sites.md'
+trap '[ $? = 0 ] || echo "$advice" >&2; rm -rf "$work"' EXIT
 
 case $1 in
   packages)

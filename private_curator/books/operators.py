@@ -201,6 +201,8 @@ class Enrolled:
                 raise InvalidValue(f"the credential {credential[:16]} of {name!r} is not one that is enrolled here")
             if previous:
                 _verify(by, _signed(kind, payload, by, previous))
+        if kind == Kind.OPERATOR_ADDED:
+            self._hold_first(payload)
         if first is not None:
             if problem := self.problem(first, by=name, credential=credential, enrolled=enrolled):
                 raise InvalidValue(problem)
@@ -209,14 +211,14 @@ class Enrolled:
             if not try_only:
                 self._done.add(first["nonce"])
                 self.second.add(first["act"])
-        elif enrolled and len(self.keys) > 1 and (taken := [act for act in self.taking_two() if kind in SECONDED[act]]):
+        elif enrolled and (taken := [act for act in self.taking_two() if kind in SECONDED[act]]):
             raise InvalidValue(
                 f"{taken[0]} takes two operators here: the ledger remembers it, whatever the settings say"
             )
 
     def taking_two(self) -> set[str]:
-        """What takes two operators, and so does a change of who they are."""
-        return self.second | {"enrol", "remove"} if self.second else set()
+        """What takes two operators, and so does a change of who they are, as soon as there are two."""
+        return self.second | {"enrol", "remove"} if self.second and len(self.keys) > 1 else self.second
 
     def counts(self, name: str, credential: str | None) -> bool:
         """Whether this is the credential by which an operator of this name is enrolled."""
@@ -258,6 +260,11 @@ class Enrolled:
         if self.keys.pop(payload["operator"], None) is None:
             raise InvalidValue(f"no operator {payload['operator']!r} is enrolled")
         self._say(payload)
+
+    def _hold_first(self, payload: Mapping[str, Any]) -> None:
+        added, by = (payload["operator"], payload["key"]), payload["by"]
+        if not self.keys and added != (by["operator"], by["credential"]):
+            raise InvalidValue(f"the first operator enrols themselves: give the --credential FILE of {added[0]!r}")
 
     def _say(self, payload: Mapping[str, Any]) -> None:
         said = set(payload["second"])

@@ -109,7 +109,7 @@ def _show_drift(applied: Application) -> None:
         f"(chance alone: {drift.chance:.3f}); {100 * drift.drifted:.0f}% of the values differ strongly"
     )
     rows = [
-        {"value": v.name, "ks_at_least": v.distance, "mean_shift_sd": v.mean_shift, "outside_range": v.outside}
+        {"value": v.name, "distance": v.distance, "mean_shift_sd": v.mean_shift, "outside_range": v.outside}
         for v in drift.values[:SHOWN_VALUES]
     ]
     show(rows, title="Values that differ most")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -17,13 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dpswd.private_curator.books.operators import Operator, checked_operator
 from dpswd.private_curator.cli.showing import chosen_format
 from dpswd.private_curator.operator.telling import Told
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.command_line import Commands
 from dpswd.shared.configuration import SettingsGroup
 from dpswd.shared.core import errors
+from dpswd.shared.records.problems import RecordsRefused
 
 if TYPE_CHECKING:
     from dpswd.private_curator.books.audit import Progress as VerificationProgress
@@ -38,6 +39,7 @@ SERVING = "serve"
 """The command whose output is a log."""
 _OPERATOR = f"{__name__}.operator"
 _CREDENTIAL = f"{__name__}.credential"
+_TYPED = f"{__name__}.typed"
 EXIT_DEFECT = 1
 LEAST_DIGITS = 4
 """Of an id that stand for all of it."""
@@ -68,8 +70,21 @@ class Program(Commands):
         except Exception as error:  # noqa: BLE001 - the boundary of the program
             # What serves writes to a log that others may read; the place of an offence is for a terminal.
             text = _explain(error, placed=ctx.invoked_subcommand != SERVING)
-            click.echo(f"Error: {text}", err=True)
+            click.echo(f"Error: {_as_typed(text, ctx.meta.get(_TYPED, {}))}", err=True)
             ctx.exit(exit_code(error))
+
+
+def name_options(section: str) -> None:
+    """From here on an error names the running command's options in the place of that section's settings."""
+    context = click.get_current_context()
+    options = [each for each in context.command.params if isinstance(each, click.Option)]
+    # A command whose file is no option has it as its argument.
+    named = {"file": "PATH"} | {each.name: each.opts[0] for each in options}
+    context.meta[_TYPED] = {f"{section}{dot}{name}": flag for name, flag in named.items() for dot in (".", ": ")}
+
+
+def _as_typed(text: str, options: Mapping[str, str]) -> str:
+    return re.sub(r"\b\w+(?:\.|: )\w+\b", lambda found: options.get(found[0], found[0]), text)
 
 
 @contextlib.contextmanager

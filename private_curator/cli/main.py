@@ -25,6 +25,7 @@ from dpswd.private_curator.cli.requests import requests
 from dpswd.private_curator.cli.serving import parse_address, preflight, serve, settings
 from dpswd.private_curator.cli.showing import explain, format_option, show
 from dpswd.private_curator.operator import guards
+from dpswd.private_curator.records.labels import NO_CLASSES
 from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings.groups import ExtractorSettings, LedgerSettings, RecordsSettings
 from dpswd.private_curator.storage import home_directory as homes
@@ -152,7 +153,8 @@ def init(
             },
             title="A new curator; next: dpswd-curator preflight, then dpswd-curator approve",
         )
-    for note in layout.notes:
+    unread = (NO_CLASSES,) if layout.labels and chosen_records.classes is None else ()
+    for note in (*layout.notes, *unread):
         explain(f"note: {note}")
 
 

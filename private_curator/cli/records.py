@@ -26,8 +26,8 @@ from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.files import write_private
 
 if TYPE_CHECKING:
-    from dpswd.private_curator.records.batches import Source
     from dpswd.private_curator.records.conversion import Converted
+    from dpswd.shared.records.batches import Source
 
 SHOWN_ROWS = 40
 """Columns and classes that are shown as text; --format json shows all."""
@@ -76,11 +76,12 @@ def contract_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reading(path: Path, *, name: str | None = None, **chosen: Any) -> RecordsSettings:
-    """The settings of [records] from a command's options.
+    """The settings of [records] from a command's options, which errors then name.
 
     Raises:
         SettingsError: a value is outside what is allowed.
     """
+    common.name_options("records")
     fields = {
         **chosen,
         "name": name or path.resolve().stem,
@@ -154,27 +155,31 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 
 
 @records.command("convert")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--example", is_flag=True, help="Instead of PATH: 898 public digits, to try with.")
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
 @person_options
 @reading_options
 @format_option
-def convert_records(path: Path, out: Path, person: str | None, most: int, **chosen: Any) -> None:
+def convert_records(path: Path | None, example: bool, out: Path, person: str | None, most: int, **chosen: Any) -> None:
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
     Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers.
     """
     from dpswd.private_curator.records.conversion import convert
+    from dpswd.private_curator.records.example import Example
 
-    settings = reading(path, **chosen)
-    source = _source(settings, person, most)
+    if (path is None) != example:
+        raise SettingsError("name a file or folder of records, or --example for one to try with")
+    settings = reading(path or out, **chosen)
+    source = Example() if example else _source(settings, person, most)
     made = convert(source, out, settings)
     show(
         {
             **_written(made),
             **_of_persons(source, most),
         },
-        title=f"Converted {path}",
+        title=f"Converted {path or 'the example'}",
     )
     _next(made, settings, most)
 

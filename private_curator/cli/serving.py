@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import textwrap
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def serve(
     home: HomeDirectory, address: str | None, device: str | None, log_level: str | None, assignments: tuple[str, ...]
 ) -> None:
     """Serves until SIGTERM or Ctrl-C; prints one line, "listening on host:port", once it is ready."""
+    # gRPC logs what it then raises; the error that is shown names the setting.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from dpswd.private_curator.operator.preflight import check_before_serving
     from dpswd.private_curator.serving import server
 
@@ -102,7 +105,9 @@ def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[st
             # As wide as a terminal's window, wherever it goes.
             click.echo(textwrap.fill(finding.text, 100, initial_indent=lead, subsequent_indent=" " * len(lead)))
         mend = f"mend {', '.join(wrong)} before serving" if wrong else "this curator can serve"
-        click.echo(f"{len(findings) - len(wrong)} of {len(findings)} checks are well: {mend}")
+        minded = sum(finding.mind for finding in findings)
+        mind = f", {minded} to mind" * bool(minded)
+        click.echo(f"{len(findings) - len(wrong) - minded} of {len(findings)} checks are well{mind}: {mend}")
     if not all(finding.ok for finding in findings):
         context.exit(3)
 

@@ -20,8 +20,7 @@ from dpswd.private_curator.cluster.sums import sum_to_bytes
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.steps.shards import ShardLost, divided, gathered
 from dpswd.shared.core.errors import ExtractionStopped, SettingsError
-from dpswd.shared.core.mechanisms.linear import Shard, ShardSum
-from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.core.mechanisms.linear import AnyLinearRun, Shard, ShardSum
 
 _NO_NODE_S = 60.0  # without any node before a pass that has begun is given up
 _READY_S = 15.0  # that a question before a step may take: a courier starts in that time
@@ -54,7 +53,7 @@ class ClusterShards:
         certificates: Path,
         *,
         meant: task.Meant,
-        own: Callable[[LinearRun, ExtractorSource, Shard], ShardSum],
+        own: Callable[[AnyLinearRun, ExtractorSource, Shard], ShardSum],
         computed_twice: float = 0.1,
         connect_s: float = 30.0,
         pass_seconds: float = math.inf,
@@ -74,7 +73,7 @@ class ClusterShards:
         """See `dpswd.private_curator.steps.shards.Shards`. A courier that has ended is started again."""
         self._ready()
 
-    def sums(self, run: LinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
+    def sums(self, run: AnyLinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
         """See `dpswd.private_curator.steps.shards.Shards`."""
         with self._turn:
             connection = self._ready()
@@ -166,14 +165,14 @@ class _Second:
     def __init__(
         self,
         connection: Connection,
-        run: LinearRun,
+        run: AnyLinearRun,
         extractor: ExtractorSource,
         *,
         meant: task.Meant,
-        own: Callable[[LinearRun, ExtractorSource, Shard], ShardSum],
+        own: Callable[[AnyLinearRun, ExtractorSource, Shard], ShardSum],
     ) -> None:
         self._connection, self._run, self._extractor, self._meant, self._own = connection, run, extractor, meant, own
-        self._like = run.mechanism.accumulator(run.declared, run.facts, torch.device("cpu")).sums
+        self._like = run.accumulator(torch.device("cpu")).sums
         self._begun: list[Future[Computed]] = []
         self._threads = ThreadPoolExecutor(max_workers=_MOST_COMPARED, thread_name_prefix="compared")
 

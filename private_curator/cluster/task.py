@@ -23,8 +23,7 @@ from dpswd.private_curator.records.labels import Labels
 from dpswd.private_curator.records.target import Target
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.mechanisms.linear import LinearMechanism, Shard
-from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.core.mechanisms.linear import AnyLinearRun, LinearMechanism, LinearRun, Shard
 
 _LABELS_AT_A_TIME = 1 << 20
 
@@ -99,12 +98,12 @@ def _code() -> str:
     return found.hexdigest()[:16]
 
 
-def to_bytes(run: LinearRun, shard: Shard, meant: Meant) -> bytes:
+def to_bytes(run: AnyLinearRun, shard: Shard, meant: Meant) -> bytes:
     """A task, but for the extractor's bytes."""
     return json.dumps(
         {
             "mechanism": run.mechanism.name,
-            "declared": run.declared.to_bytes().hex(),
+            "declared": run.declaration.to_bytes().hex(),
             "data": asdict(run.facts.data),
             "input_shape": list(run.facts.model.input_shape),
             "features": run.facts.model.feature_dimension,
@@ -114,7 +113,7 @@ def to_bytes(run: LinearRun, shard: Shard, meant: Meant) -> bytes:
     ).encode()
 
 
-def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[LinearRun, Shard, Meant]:
+def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[AnyLinearRun, Shard, Meant]:
     """The inverse.
 
     Raises:

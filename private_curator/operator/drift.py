@@ -44,13 +44,13 @@ class ValueDrift:
     Attributes:
         name: the column, the place in the record, or the channel.
         distance: Kolmogorov-Smirnov distance from the source, at least.
-        mean_shift: difference of the means in the source's standard deviations; NaN where the source is constant.
+        mean_shift: difference of the means in the source's standard deviations; None where the source is constant.
         outside: share of records outside the source's range.
     """
 
     name: str
     distance: float
-    mean_shift: float
+    mean_shift: float | None
     outside: float
 
 
@@ -82,10 +82,7 @@ class DriftReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is null."""
-        document = asdict(self)
-        for value in document["values"]:
-            value["mean_shift"] = None if math.isnan(value["mean_shift"]) else value["mean_shift"]
-        return document
+        return asdict(self)
 
 
 class DriftMeter:
@@ -152,10 +149,10 @@ class DriftMeter:
         distance = ks_at_least(statistics.quantiles, self._below / self._values, self._upto / self._values)
         spread = statistics.deviation.to(torch.float64)
         shift = (self._sum / self._values - statistics.mean) / spread
-        shift[spread < _SMALLEST_DEVIATION] = math.nan
+        constant = (spread < _SMALLEST_DEVIATION).tolist()
         outside = self._outside / self._values
         found = [
-            ValueDrift(name, float(distance[i]), float(shift[i]), float(outside[i]))
+            ValueDrift(name, float(distance[i]), None if constant[i] else float(shift[i]), float(outside[i]))
             for i, name in enumerate(self._names)
         ]
         sliced = quantiles_of(torch.cat(self._sliced))

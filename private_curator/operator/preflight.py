@@ -28,9 +28,8 @@ from dpswd.private_curator.operator.machine import check_free, clock_is_synchron
 from dpswd.private_curator.operator.telling import Told
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.contract import NO_RANGE, check_contract
-from dpswd.private_curator.records.labels import class_count, load_labels
+from dpswd.private_curator.records.labels import NO_CLASSES, class_count, load_labels
 from dpswd.private_curator.records.opening import open_source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.settings.permissions import check_permissions
 from dpswd.private_curator.settings.tree import CuratorSettings
@@ -42,6 +41,7 @@ from dpswd.shared.configuration import settings_of
 from dpswd.shared.core.errors import DpswdError, SettingsError
 from dpswd.shared.core.wire import limits
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.records.problems import RecordsRefused
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
 RENEW_BEFORE = dt.timedelta(days=30)
@@ -114,7 +114,7 @@ _NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock",
 def _found(name: str, site: _Site) -> CheckOutcome:
     try:
         text = CHECKS[name](site)
-        return CheckOutcome(check=name, ok=True, text=text, mind=NO_RANGE in text)
+        return CheckOutcome(check=name, ok=True, text=text, mind=NO_RANGE in text or NO_CLASSES in text)
     except (DpswdError, OSError, ValueError) as error:
         return CheckOutcome(check=name, ok=False, text=_explained(error))
 
@@ -178,7 +178,9 @@ def _records(site: _Site) -> str:
     load_labels(settings, home=site.home.path, records=data.count)
     labels = f", labels of {class_count(settings)} classes" if class_count(settings) else ""
     shape = " x ".join(map(str, data.record_shape)) or "one value"
-    notes = "".join(f"; {note}" for note in open_source(settings, home=site.home.path).layout.notes)
+    layout = open_source(settings, home=site.home.path).layout
+    unread = (NO_CLASSES,) if layout.labels and not class_count(settings) else ()
+    notes = "".join(f"; {note}" for note in (*layout.notes, *unread))
     return f"{data.count} records of shape {shape}{labels}{notes}"
 
 

@@ -22,7 +22,7 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import check_client_name
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, SettingsError
-from dpswd.shared.core.steps.admission import AdmittedRun
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import run_digest
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
@@ -69,7 +69,7 @@ class Preview:
         account, adds = quote.data_set, (quote.adds_to_data_set, quote.adds_to_share)
         left = [account.epsilon_remaining] + ([] if quote.client is None else [quote.client.epsilon_remaining])
         return cls(
-            releases=run.mechanism.summary(run.declared, run.facts),
+            releases=run.summary,
             records=run.facts.data.records,
             epsilon=quote.epsilon,
             adds=quote.adds_to_data_set,

@@ -17,7 +17,8 @@ from typing import IO
 
 import numpy as np
 
-from dpswd.private_curator.records.batches import (
+from dpswd.private_curator.records.mapped import MappedRecords, RecordsChanged
+from dpswd.shared.records.batches import (
     SERVED_TYPES,
     Array,
     Batch,
@@ -26,8 +27,7 @@ from dpswd.private_curator.records.batches import (
     check_finite,
     rows_per_batch,
 )
-from dpswd.private_curator.records.mapped import MappedRecords, RecordsChanged
-from dpswd.private_curator.records.problems import RecordsRefused, refusing
+from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
 
 _LOCAL_HEADER_BYTES = 30  # APPNOTE.TXT 4.3.7: fixed part of a zip member's local header
 _MAX_LABEL_BYTES = 64  # of one label in an array of texts
@@ -224,9 +224,11 @@ def _member(members: Sequence[str], name: str | None, path: Path) -> str:
     if name is None:
         if len(members) == 1:
             return members[0]
-        raise RecordsRefused(f"{path} holds the arrays {sorted(members)}; name one in records.array")
+        raise RecordsRefused(
+            f"{path} holds the arrays {', '.join(map(repr, sorted(members)))}; name one in records.array"
+        )
     if name not in members:
-        raise RecordsRefused(f"{path} holds no array {name!r}; it holds {sorted(members)}")
+        raise RecordsRefused(f"{path} has no array {name!r}; {no_such(name, sorted(members))}")
     return name
 
 

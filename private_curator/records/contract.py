@@ -13,11 +13,11 @@ import numpy as np
 from dpswd.private_curator.records.fingerprint import Fingerprint
 from dpswd.private_curator.records.labels import class_count, class_names
 from dpswd.private_curator.records.opening import open_source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.protocol.contract import DataContract
+from dpswd.shared.records.problems import RecordsRefused
 
 _AT_A_TIME = 2**22  # values that are looked at together
 _NAMES = ("value_range", "channel_mean", "channel_std", "column_names", "units", "class_names")

@@ -11,15 +11,15 @@ from typing import IO
 
 import numpy as np
 
-from dpswd.private_curator.records.batches import Array, Layout, Source
 from dpswd.private_curator.records.labels import class_count, class_names, class_numbers, label_text
 from dpswd.private_curator.records.opening import ContentDigest, digested
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.records.schema import MAX_CLASSES
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.files import whole_file
+from dpswd.shared.records.batches import Array, Layout, Source
+from dpswd.shared.records.problems import RecordsRefused
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 

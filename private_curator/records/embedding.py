@@ -12,11 +12,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dpswd.private_curator.records.batches import BATCH_BYTES, Batch, Layout, Source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.records.target import serving
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.records.batches import BATCH_BYTES, Batch, Layout, Source
+from dpswd.shared.records.problems import RecordsRefused
 
 FloatArray = npt.NDArray[np.float32]
 SHORT_DIGEST = 16

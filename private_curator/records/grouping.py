@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dpswd.private_curator.records.batches import Batch, Format, Layout, Source
-from dpswd.private_curator.records.opening import check_choice, format_of
-from dpswd.private_curator.records.problems import RecordsRefused
-from dpswd.private_curator.records.tables import TableSource
+from dpswd.private_curator.records.opening import check_choice, format_of, reading
+from dpswd.private_curator.records.persons import with_person_note
 from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.records.batches import TABLES, Batch, Layout, Source
+from dpswd.shared.records.problems import RecordsRefused
+from dpswd.shared.records.tables import TableSource
 
 _NO_PERSON = "a record names no person; add the person, or drop the record"
 
@@ -33,14 +34,15 @@ class FewPerPerson:
 
     def __init__(self, settings: RecordsSettings, person: str, *, most: int = 1) -> None:
         path, kind = Path(settings.file), format_of(Path(settings.file))
-        if kind not in (Format.CSV, Format.PARQUET, Format.ARROW):
+        if kind not in TABLES:
             raise RecordsRefused(f"{path}: persons are told apart by a column of a table (CSV, Parquet, Arrow)")
         check_choice(kind, settings)
-        values = TableSource(path, kind, settings, without=person)
+        read = reading(settings)
+        values = with_person_note(TableSource(path, kind, read, without=person))
         # Persons stand where labels do, as numbers or texts, beside the one column that a table's record needs: others
         # may be texts and are not read.
-        read = {"columns": values.columns[:1], "labels_array": person, "unlabelled": None}
-        self._persons = TableSource(path, kind, settings.model_copy(update=read), missing=_NO_PERSON)
+        read = replace(read, columns=values.columns[:1], labels=person, unlabelled=None)
+        self._persons = TableSource(path, kind, read, missing=_NO_PERSON)
         self._values: Source = values
         self.layout: Layout = replace(values.layout, count=None)
         self._most = most

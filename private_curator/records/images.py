@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from dpswd.private_curator.records.batches import Array, Batch, Format, Layout, rows_per_batch
-from dpswd.private_curator.records.problems import RecordsRefused, refusing
+from dpswd.shared.records.batches import Array, Batch, Format, Layout, rows_per_batch
+from dpswd.shared.records.problems import RecordsRefused, refusing
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp"})
 MODES = {"L": 1, "RGB": 3}

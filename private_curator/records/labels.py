@@ -19,6 +19,7 @@ from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import DataInvalid, SettingsError
 from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.records.problems import RecordsRefused
 
 _AT_A_TIME = 1 << 20  # labels in memory while they are checked
 
@@ -59,6 +60,13 @@ def class_count(settings: RecordsSettings) -> int:
     if settings.classes is None:
         return 0
     return len(settings.classes) if isinstance(settings.classes, tuple) else settings.classes
+
+
+NO_CLASSES = (
+    "clients are offered nothing that reads labels (evaluation, --keep-best), since no classes are declared: declare "
+    "records.classes; `records inspect` lists what was found"
+)
+"""What an operator should know whose records have labels, without `records.classes`."""
 
 
 def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Labels | None:
@@ -144,19 +152,17 @@ def class_numbers(
         SettingsError: the label for none is one of the classes.
         DataInvalid: a label is none of the classes.
     """
-    names, count = class_names(settings), class_count(settings)
+    names, count, none = class_names(settings), class_count(settings), settings.unlabelled
     # One or two bytes a label; -1 stands for what is no class.
     numbers: npt.NDArray[np.integer[Any]] = np.empty(len(found), dtype=np.int8 if count <= 128 else np.int16)
-    if names:
-        places = {name: number for number, name in enumerate(names)}
-        allowed = f"one of the {count} names in records.classes"
-    elif found.dtype.kind in "biu":
-        allowed = f"a whole number from 0 to {count - 1} (records.classes = {count})"
-    else:
-        raise DataInvalid(
-            f"{path}: the labels are texts; name the classes in order, records.classes = [...] or init --classes A,B"
-        )
-    none = settings.unlabelled
+    places = {name: number for number, name in enumerate(names)}
+    counted = {text: number for number in range(count) for text in (f"{number}", f"{number}.0")}
+    allowed = (
+        f"one of the {count} names in records.classes, nor " * bool(names) + f"a whole number from 0 to {count - 1}"
+    )
+    first = next((text for label in found if (text := label_text(label)) != none), "")
+    if not names or (first in counted and not counted.keys() & {*names, none}):
+        places = counted
     if none is not None:
         allowed += f", nor {none!r} for none (records.unlabelled)"
         if none in (names or map(str, range(count))):
@@ -165,14 +171,18 @@ def class_numbers(
             )
     for start in range(0, len(found), _AT_A_TIME):
         part = found[start : start + _AT_A_TIME]
-        if names:
+        if places is not counted or found.dtype.kind not in "biu":
             numbers[start : start + len(part)] = [places.get(label_text(label), UNLABELLED) for label in part.tolist()]
         else:
             # Compared before the cast, so that no large number of another type wraps into the range.
             inside = (part >= 0) & (part < count)  # type: ignore[operator]
             numbers[start : start + len(part)] = np.where(inside, part, UNLABELLED)
-    if any(label_text(label) != none for label in np.unique(found[numbers == UNLABELLED]).tolist()):
-        raise DataInvalid(f"{path}: a label is not {allowed}; correct the labels or the declared classes")
+    texts = {label_text(label) for label in np.unique(found[numbers == UNLABELLED]).tolist()}
+    if texts - {none}:
+        raise RecordsRefused(
+            f"{path}: a label is not {allowed}; correct the labels, or name the classes in order in records.classes",
+            found=[label_text(label) for label in np.unique(found).tolist()],
+        )
     return numbers
 
 

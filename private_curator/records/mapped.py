@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dpswd.private_curator.records.batches import Array
 from dpswd.shared.core.errors import DpswdError
+from dpswd.shared.records.batches import Array
 
 _PASSED_BYTES = 1 << 30
 """A larger file is not kept in the system's cache by a pass over all of it: other programs need that memory more."""

@@ -10,18 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from dpswd.private_curator.records.arrays import ArraySource
-from dpswd.private_curator.records.batches import Array, Batch, Format, Layout, Source
-from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.private_curator.records.persons import with_person_note
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import SettingsError
-
-SUFFIXES: dict[str, Format] = {
-    ".npy": Format.NPY,
-    ".npz": Format.NPZ,
-    **dict.fromkeys((".parquet", ".pq"), Format.PARQUET),
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), Format.ARROW),
-    **dict.fromkeys((".csv", ".tsv"), Format.CSV),
-}
+from dpswd.shared.records.batches import SUFFIXES, TABLES, Array, Batch, Format, Layout, Reading, Source
+from dpswd.shared.records.problems import RecordsRefused
 
 
 def open_source(settings: RecordsSettings, *, home: Path) -> Source:
@@ -48,12 +41,20 @@ def open_source(settings: RecordsSettings, *, home: Path) -> Source:
 
                 return ImageSource(path)
             case _:
-                from dpswd.private_curator.records.tables import TableSource
+                from dpswd.shared.records.tables import TableSource
 
-                return TableSource(path, kind, settings)
+                return with_person_note(TableSource(path, kind, reading(settings)))
     except ImportError as error:
         library = "Pillow" if kind is Format.IMAGES else "pyarrow"
         raise SettingsError(f"{kind} records need {library}; install dpswd[curator]") from error
+
+
+def reading(settings: RecordsSettings) -> Reading:
+    """How the settings want a table read."""
+    return Reading(
+        settings.columns, settings.labels_array, settings.unlabelled, settings.delimiter, settings.header,
+        called=lambda field: f"records.{'labels_array' if field == 'labels' else field}",
+    )  # fmt: skip
 
 
 def format_of(path: Path) -> Format:
@@ -81,7 +82,7 @@ def check_choice(kind: Format, settings: RecordsSettings) -> None:
     Raises:
         RecordsRefused: there is one.
     """
-    tables = kind in (Format.CSV, Format.PARQUET, Format.ARROW)
+    tables = kind in TABLES
     wrong = {
         "array": settings.array is not None and kind not in (Format.NPZ, Format.NPY),
         "columns": settings.columns is not None and not tables,

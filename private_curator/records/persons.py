@@ -10,6 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpswd.shared.records.tables import TableSource
 
 _PERSON = re.compile(
     r"(.*[_ .-])?(patient|person|subject|participant|pat|mrn|ssn|pid)[_ .-]?(id|nr|no|num|number|key|code)?",
@@ -22,15 +27,16 @@ def person_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if _PERSON.fullmatch(name.strip())]
 
 
-def person_note(columns: Sequence[str]) -> tuple[str, ...]:
-    """What the operator should know about such columns among a record's values; nothing where there are none."""
-    found = person_columns(columns)
+def with_person_note(table: TableSource) -> TableSource:
+    """The table, whose layout says what the operator should know about such columns among a record's values."""
+    found = person_columns(table.columns)
     if not found:
-        return ()
+        return table
     text = (
         f"{found[0]!r} looks like a person's number and is a value of each record: it teaches a model nothing, and "
         "where it repeats, a person has several records. What is promised is for records, not persons: `dpswd-curator "
         f"records convert --person {found[0]}` keeps one record a person and leaves the column out (with --most K: up "
         "to K, which `init --records-per-person K` prices together)"
     )
-    return (text,)
+    table.layout = replace(table.layout, notes=(*table.layout.notes, text))
+    return table

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dpswd.private_curator.records.batches import Array, Layout, Source
 from dpswd.private_curator.records.opening import ContentDigest, digested
-from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.shared.records.batches import Array, Layout, Source
+from dpswd.shared.records.problems import RecordsRefused
 
 MAX_CLASSES = 1000
 """Distinct labels; more of them are no classes but, say, names of persons."""

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpswd.private_curator.records.arrays import ArraySource
-from dpswd.private_curator.records.batches import Array, Layout, Source
 from dpswd.private_curator.records.fingerprint import Fingerprint
 from dpswd.private_curator.records.mapped import MappedRecords
 from dpswd.private_curator.records.opening import ContentDigest, digested, gather, open_source
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.records.batches import Array, Layout, Source
 
 _UINT8_RANGE = (0.0, 255.0)
 

@@ -232,8 +232,8 @@ class CuratorServer:
             bound = self._server.add_secure_port(f"{_bracketed(host)}:{port}", self._credentials())
         except RuntimeError as error:
             raise SettingsError(
-                f"listen.host {host!r} and listen.port {port} cannot be bound; free the port or choose another "
-                "(0 takes a free one)"
+                f"{_bracketed(host)}:{port} (--address; listen.host, listen.port) cannot be bound; free the port "
+                "or choose another (0 takes a free one)"
             ) from error
         if self._settings.metrics.enabled:
             self._opened.callback(MetricsServer(self._metrics, self._settings.metrics, self._home).close)

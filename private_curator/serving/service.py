@@ -52,9 +52,10 @@ from dpswd.shared.core.errors import (
     RequestInvalid,
 )
 from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
 from dpswd.shared.core.privacy.events import RunEvent
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, offered
+from dpswd.shared.core.steps.admission import admit_run, offered
 from dpswd.shared.core.wire import arrays, limits
 from dpswd.shared.core.wire.checks import invalid, positive, positive_or_zero
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
@@ -385,10 +386,10 @@ class CuratorService:
             if run.event != charged.event:
                 # The charge and the computation must describe one and the same release, or the price is not its price.
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
-            step = admit_step(run, message.payload, public=self._uploaded_by(client, run), limits=self.limits)
+            step = run.admit_step(message.payload, public=self._uploaded_by(client, run), limits=self.limits)
             self.pipeline.ready(run)  # an outage is told at once, and not when such a step would be answered
             self._tried(run, extractor)
-            stored = self.pipeline.answer(run, step, extractor, request=request, run_id=run_id)
+            stored = self.pipeline.answer(step, extractor, request=request, run_id=run_id)
         return pb.DrawStepResponse(step_release=stored.reply, receipt=wire.receipt(stored))
 
     def _tried(self, run: AdmittedRun, extractor: ExtractorSource) -> None:

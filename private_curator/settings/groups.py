@@ -36,8 +36,7 @@ class RecordsSettings(SettingsGroup):
 
     name: str = setting("records", "The data set's public name.", min_length=1, max_length=200)
     file: Path = Field(
-        description="Records: an npy, npz, Parquet, Arrow or CSV file, or a folder of images "
-        "(docs/operator/records.md)."
+        description="An npy, npz, Parquet, Arrow or CSV file, or a folder of images (docs/operator/records.md)."
     )
     array: str | None = setting(None, "The records' array in an npz file that holds several.")
     columns: tuple[str, ...] | None = setting(
@@ -45,7 +44,7 @@ class RecordsSettings(SettingsGroup):
     )
     delimiter: str | None = setting(
         None,
-        "Between the cells of a CSV file; by default a comma, in .tsv a tab.",
+        "Between the cells of a CSV file; by default the semicolon, tab or comma that its first two lines show.",
         min_length=1,
         max_length=1,
     )
@@ -56,21 +55,19 @@ class RecordsSettings(SettingsGroup):
     labels_file: Path | None = setting(None, "npy file with the labels; never released.")
     classes: Annotated[int, Field(ge=2, le=limits.MAX_CLASSES)] | tuple[str, ...] | None = setting(
         None,
-        "Public: the number of classes, labels being 0, 1, ..., or their names in order. Clients may then ask for what "
-        "reads labels, noised and charged.",
+        "Public: the number of classes, labels being 0, 1, ..., or their names in order.",
         allowed=f"2 to {limits.MAX_CLASSES}, or as many different names",
     )
     unlabelled: str | None = setting(
         None,
-        "Public: the label, as text, of records that have none, such as -1; a table's empty cell (NA, null) is one. "
-        "By default every record must have one.",
+        "Public: the label, as text, of records that have none, such as -1; by default every record must have one.",
         min_length=1,
         max_length=200,
     )
     labelled: int | None = setting(
         None,
-        "Public: how many of the records have a label, checked when labels are read; by default private. Where it is "
-        "said, which records have one must not be secret either (docs/privacy/evaluation.md).",
+        "Public: how many of the records have a label; by default private. Where it is said, which have one must not "
+        "be secret either (docs/privacy/evaluation.md).",
         unit="records",
         ge=1,
     )
@@ -89,8 +86,7 @@ class RecordsSettings(SettingsGroup):
     scale_to: tuple[float, float] = setting((0.0, 1.0), "Range that scale_from is mapped to.")
     value_range: tuple[float, float] | None = setting(
         None,
-        "Public: smallest and largest value of a served record, before channel_mean and channel_std; clients' public "
-        "records must be on this scale.",
+        "Public: smallest and largest value of a served record, before channel_mean and channel_std.",
     )
     channel_mean: tuple[float, ...] | None = setting(
         None, "Public: served is (value - mean) / std; one mean for each channel, or one for all."
@@ -140,22 +136,21 @@ class ComputeSettings(SettingsGroup):
     )
     worker_seconds: float = setting(
         300.0,
-        "What a worker may take for a sample's features, or for gradients. Runs whose steps take more than half of it "
-        "on made records are refused before they are charged.",
+        "What a worker may take for a sample; runs whose steps take more than half of it on made records are refused "
+        "before they are charged.",
         unit="seconds",
         gt=0,
     )
     pass_seconds: float = setting(
         3600.0,
-        "What a sum over every record may take, by the time of its made records; longer ones are refused before they "
-        "are charged, and one that takes twice as long is ended.",
+        "What a sum over every record may take; longer ones are refused before they are charged.",
         unit="seconds",
         gt=0,
     )
     pass_speedup: float = setting(
         1.0,
-        "How many times as fast as by one worker a sum over every record surely is, by parallel_steps or a cluster. "
-        "Bounds it and paces its replies: measure it, and choose less.",
+        "How many times as fast as by one worker a sum over every record surely is, by parallel_steps or a cluster: "
+        "measure it, and choose less.",
         unit="times",
         ge=1,
         le=4096,
@@ -205,8 +200,8 @@ class PermissionSettings(SettingsGroup):
 
     mechanisms: tuple[str, ...] = setting(
         (),
-        "What a client may use, as NAME=mechanism,mechanism; * stands for every client that is not named. A client of "
-        "which nothing is said may use all. Names: docs/privacy/mechanisms.md.",
+        "What a client may use (docs/privacy/mechanisms.md); * stands for every client that is not named. A client of "
+        "which nothing is said may use all.",
         allowed='list such as ["ml-team=rows,quantiles", "*=evaluation"]',
     )
 
@@ -253,19 +248,19 @@ class LimitSettings(SettingsGroup):
     max_source_features: int = _at_most(limits.MAX_SOURCE_FEATURES, "Source features m of a step.", unit="features")
     max_gradient_values: int = setting(
         limits.MAX_GRADIENT_VALUES,
-        "Per-record gradient values b * p of one step, 4 bytes each: bounds the curator's memory.",
+        "Per-record gradient values b * p of one step, 4 bytes each.",
         unit="values",
         ge=1,
     )
     max_sample_values: int = setting(
         limits.MAX_SAMPLE_VALUES,
-        "Values of one sample's records, b times those of one record, 4 bytes each: bounds the curator's memory.",
+        "Values of one sample's records, 4 bytes each.",
         unit="values",
         ge=1,
     )
     max_step_attempts: int = setting(
         16,
-        "How often one step is computed anew after crashes and errors; the client sees how often.",
+        "How often one step is computed anew after crashes and errors.",
         unit="attempts",
         ge=1,
     )
@@ -277,14 +272,13 @@ class LimitSettings(SettingsGroup):
     )
     client_message_bytes: int = setting(
         160 * _MEBIBYTE,
-        "One client's requests under way and unread replies together; one request may always come.",
+        "One client's requests under way and unread replies together.",
         unit="bytes",
         ge=_MEBIBYTE,
     )
     message_bytes: int = setting(
         640 * _MEBIBYTE,
-        "All clients' requests under way together; one that is being received counts as limits.max_message_bytes, and "
-        "one may always come.",
+        "All clients' requests under way together.",
         unit="bytes",
         ge=_MEBIBYTE,
     )
@@ -293,8 +287,8 @@ class LimitSettings(SettingsGroup):
     )
     reply_quantum_ms: Literal["auto"] | Annotated[float, Field(ge=0, le=600_000)] = setting(
         "auto",
-        "Replies to charged requests leave at multiples of so many milliseconds, so that their time tells nothing of a "
-        "record; auto: 50, or one and a half times what the slowest made records take; 0: at once.",
+        "Replies to charged requests leave at multiples of it (docs/privacy/reply-times.md); auto: 50, or one and a "
+        "half times what the slowest made records take; 0: at once.",
         unit="milliseconds",
         allowed="auto, or 0 to 600000",
     )
@@ -312,7 +306,7 @@ class LedgerSettings(SettingsGroup):
 
     url: str | None = setting(
         None,
-        "PostgreSQL with every parameter of libpq, but no password; without it the ledger is the file HOME/ledger.db.",
+        "PostgreSQL, without a password; by default the ledger is the file HOME/ledger.db.",
         allowed="postgresql://user@host:port/database?sslmode=verify-full or none",
     )
     schema_name: str = setting(
@@ -326,19 +320,19 @@ class LedgerSettings(SettingsGroup):
     )
     witness_file: Path | None = setting(
         None,
-        "Where the ledger's last entry is noted, best on another volume; by default HOME/ledger.witness.",
+        "Where the last entry is noted, best on another volume; by default HOME/ledger.witness.",
     )
     heads_file: Path | None = setting(
-        None, "A file, best on another machine, to which the ledger's last entry is appended after each step."
+        None, "A file, best on another machine, to which the last entry is appended after each step."
     )
-    heads_syslog: bool = setting(False, "Whether the system's log is told the ledger's last entry after each step.")
+    heads_syslog: bool = setting(False, "Whether the system's log is told the last entry after each step.")
     heads_command: tuple[str, ...] | None = setting(
         None,
-        "A program that gets the ledger's last entry on standard input after each step.",
+        "A program that gets the last entry on standard input after each step.",
     )
     lock_seconds: float = setting(
         10.0,
-        "How long a request waits for another writer of the ledger before it is told to come again.",
+        "How long a request waits for another writer of the ledger.",
         unit="seconds",
         gt=0,
         le=300,
@@ -350,13 +344,12 @@ class OperatorSettings(SettingsGroup):
 
     second: tuple[Literal["extend", "approve", "restore"], ...] = setting(
         (),
-        "Acts that take two operators: extending the budget, approving a certificate, restoring a ledger "
-        "(docs/operator/guard-rails.md).",
+        "Acts that take two operators (docs/operator/guard-rails.md).",
         allowed='list of "extend", "approve", "restore"',
     )
     notify_command: tuple[str, ...] | None = setting(
         None,
-        "A program that gets one JSON object on standard input when the budget is low, a run was refused, an operator "
+        "A program that gets a JSON object on standard input when the budget is low, a run was refused, an operator "
         "acted, or the ledger is odd.",
     )
     low_share: float = setting(
@@ -372,7 +365,7 @@ class LogSettings(SettingsGroup):
     )
     level: Literal["debug", "info", "warning", "error"] = setting(
         "info",
-        "The least level that is written; info has a line for each charged run and refusal, debug for each request.",
+        "debug, info (a line for each charged run and refusal), warning or error.",
     )
 
 

@@ -25,8 +25,8 @@ from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.private_curator.steps.engine import Engine
 from dpswd.shared.core.errors import ExtractionStopped
 from dpswd.shared.core.mechanisms.interface import Facts
-from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, block_records
-from dpswd.shared.core.steps.computing import Labels, LinearRun, Records, summed
+from dpswd.shared.core.mechanisms.linear import AnyLinearRun, Shard, ShardSum, block_records
+from dpswd.shared.core.steps.computing import Labels, Records, summed
 
 T = TypeVar("T")
 MAX_ATTEMPTS = 4
@@ -55,7 +55,7 @@ def shards(facts: Facts, count: int) -> tuple[Shard, ...]:
     return tuple(Shard(start, stop) for start, stop in itertools.pairwise(edges))
 
 
-def divided(run: LinearRun, *, parallel: int) -> tuple[Shard, ...]:
+def divided(run: AnyLinearRun, *, parallel: int) -> tuple[Shard, ...]:
     """All records in shards, for so many that compute side by side; from public numbers alone."""
     data = run.facts.data
     size = 4 * math.prod(data.record_shape) * data.records
@@ -181,7 +181,7 @@ class LocalShards:
     def ready(self) -> None:
         """See `Shards`: this machine is there."""
 
-    def sums(self, run: LinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
+    def sums(self, run: AnyLinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
         """See `Shards`."""
         threads = ThreadPoolExecutor(self._parallel, thread_name_prefix="shard")
         try:
@@ -195,7 +195,7 @@ class LocalShards:
         finally:  # without waiting: a thread that never comes back would hold the step for good
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def sum(self, run: LinearRun, extractor: ExtractorSource, shard: Shard) -> ShardSum:
+    def sum(self, run: AnyLinearRun, extractor: ExtractorSource, shard: Shard) -> ShardSum:
         """The sum of one shard.
 
         Raises:

@@ -27,9 +27,9 @@ from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import LabelArray
 from dpswd.shared.core.mechanisms.linear import LinearMechanism
-from dpswd.shared.core.steps.admission import AdmittedRun
 from dpswd.shared.core.steps.computing import computed
 from dpswd.shared.core.wire.checks import invalid
 
@@ -74,12 +74,6 @@ class MadeRecords:
         return cls(count, data.record_shape, value), labels, data.records / count
 
 
-def _work(run: AdmittedRun) -> tuple[object, ...]:
-    """What the time and the memory of a run's steps depend on, all of it public; not the weights: by form."""
-    declared = run.parameters
-    return (declared.graph_digest, declared.batch_size, declared.mechanism, *run.mechanism.work(run.declared))
-
-
 def _measured(once: Callable[[float | None], float]) -> float:
     """Of each kind of records the shortest time, of those the longest, in seconds."""
     spent = once(None)  # its time includes loading the extractor, and counts only as time that was spent
@@ -108,7 +102,7 @@ class TrialTimes:
             run: checked.
             once: computes one step on made records of this value and returns its time, in seconds.
         """
-        key = _work(run)
+        key = run.work
         with self._lock:
             if key in self._seconds:
                 self._seconds.move_to_end(key)
@@ -147,7 +141,7 @@ class Trials:
 
     def work(self, run: AdmittedRun) -> str:
         """SHA-256, hexadecimal, of all that the time of a run's steps depends on here but load."""
-        return hashlib.sha256(repr((self._pipeline.lab.device.type, *_work(run))).encode()).hexdigest()
+        return hashlib.sha256(repr((self._pipeline.lab.device.type, *run.work)).encode()).hexdigest()
 
     def seconds(self, run: AdmittedRun, extractor: ExtractorSource) -> float:
         """How long the largest step of this run takes on made records, in seconds: a public quantity.
@@ -161,8 +155,7 @@ class Trials:
 
         @functools.cache
         def sent() -> bytes:  # may be large, and is made where a time is not remembered
-            made: bytes = run.mechanism.synthetic(run.declared, run.size, run.facts).to_bytes()
-            return made
+            return run.synthetic()
 
         def once(value: float | None) -> float:
             records, labels, scale = MadeRecords.for_run(run, value=value)
@@ -172,9 +165,9 @@ class Trials:
             request_bytes = sent()
             with self._pipeline.place():
                 begun = time.monotonic()
-                request = run.mechanism.request.from_bytes(request_bytes)
+                asked = run.asked(request_bytes)
                 with self._pipeline.evaluator.session(extractor) as session:
-                    computed(run, request, session, lab)
+                    computed(asked, session, lab)
                 return scale * (time.monotonic() - begun)
 
         try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import threading
+from collections import defaultdict
 from pathlib import Path
 
 from dpswd.private_curator.storage.certificates import check_client_name
@@ -44,7 +45,7 @@ class UploadStore:
         self._clients = directory / "clients"
         self._max_bytes = max_bytes
         self._max_objects = max_objects
-        self._lock = threading.Lock()
+        self._putting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of each client
         for path in (directory, self._objects, self._clients):  # parents that mkdir makes take the umask's mode
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -63,7 +64,7 @@ class UploadStore:
         """
         digest = hashlib.sha256(data).hexdigest()
         mark = self._mark(kind, digest, client)
-        with self._lock:
+        with self._putting[client]:
             if self._read(digest) is not None and mark.exists():
                 return digest
             self._check_quota(client, adding=len(data), field=field)

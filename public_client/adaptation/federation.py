@@ -35,7 +35,6 @@ from dpswd.shared.core.errors import CuratorUnavailable, DpswdError, InvalidValu
 
 Absent = Literal["set aside", "refuse"]
 """What is done where a site is down before anything is charged."""
-_START_S = 10.0  # by default: a site that is down holds up the others
 _Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
 
@@ -145,7 +144,7 @@ class Federation(AbstractContextManager["Federation"]):
                 credentials=where[name],
                 timeout_s=timeout_s,
                 patience_s=patience_s,
-                start_s=min(_START_S, patience_s) if start_s is None else start_s,
+                start_s=start_s,
                 run_directory=None if run_directory is None else Path(run_directory) / "sites" / name,
                 server_name=(server_names or {}).get(name),
                 purpose=purpose,

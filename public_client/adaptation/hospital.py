@@ -72,8 +72,8 @@ class Hospital(AbstractContextManager["Hospital"]):
             credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
             timeout_s: deadline of one attempt, in seconds.
             patience_s: how long a lost connection is tried again, in seconds.
-            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default as long as
-                for any request, and 10 where somebody takes the connection and no handshake comes about.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default 10, or
+                `patience_s` if that is less.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
             purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.

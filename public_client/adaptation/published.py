@@ -148,7 +148,7 @@ def with_weights(extractor: nn.Module, proposal: Proposal, *, path: Path) -> Non
     if trace(extractor, graph.input_shape) != graph:
         raise InvalidValue(
             f"the extractor has other layers than the one that {path} was made with; build the module that the team "
-            "prepared, or name its factory (network.factory)"
+            "prepared, or name it (--network)"
         )
     weights = weights_from_bytes(proposal.weights, graph.tensor_shapes)
     extractor.load_state_dict(weights, strict=False)  # what else a module keeps does not enter its features

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from dpswd.public_client.cli.options import (
     key_values,
     tell,
 )
-from dpswd.public_client.experiments.file import LADDER
+from dpswd.public_client.cli.training import given_keys, key_options
+from dpswd.public_client.experiments.file import LADDER, read_experiment
 from dpswd.shared.core.errors import rounded
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from dpswd.public_client.plans.plan import Plan
     from dpswd.public_client.plans.together import Together
     from dpswd.public_client.training.method import Method
+    from dpswd.public_client.training.sites import Model
+    from dpswd.shared.protocol.contract import DataContract
 
 
 _LONE_KEY = "--key is the ledger's key for --release; leave it out, or give the published file"
@@ -56,7 +60,8 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @click.option(
     "--evaluate-epsilon", type=float, default=None, help="Also prices the evaluation of train --keep-best for so much."
 )
-@click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with the ready network for these records.")
+@click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with your network or a ready one.")
+@key_options("--source", "--label", "--network", "--model")
 @format_option
 def plan(
     address: str,
@@ -73,12 +78,12 @@ def plan(
     evaluate_epsilon: float | None,
     ask: bool,
     output: str,
+    **options: Any,
 ) -> None:
     """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit.
 
     With --release: what a published file holds, verified, and what it cost the hospital.
     """
-    from dpswd.public_client.data.networks import ready_network
     from dpswd.public_client.experiments.approaches import method_of
     from dpswd.public_client.experiments.best import COMPARED
     from dpswd.public_client.methods.comparison import plan_comparison
@@ -86,13 +91,14 @@ def plan(
     from dpswd.public_client.plans.together import both, foreseen
     from dpswd.public_client.training.method import plan_json
 
+    given = given_keys(options)
     if name == LADDER and release is None:
-        own = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
-        if given := [option for option, value in own.items() if value]:
-            raise click.UsageError(f"the ladder sizes its runs itself; --{given[0]} needs a --method, such as replay")
+        sized = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
+        if named := [option for option, value in sized.items() if value]:
+            raise click.UsageError(f"the ladder sizes its runs itself; --{named[0]} needs a --method, such as replay")
         if key is not None:
             raise click.UsageError(_LONE_KEY)
-        _plan_ladder(address, credentials, output, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon, ask=ask)
+        _plan_ladder(address, credentials, output, given, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon, ask=ask)
         return
     chosen = method_of({LADDER: Replay.name}.get(name, name), key_values("--setting", settings))
     if key is not None and release is None:
@@ -106,9 +112,10 @@ def plan(
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         description = hospital.describe()
-        extractor = classifier = None
-        if ask:
-            extractor, classifier = ready_network(description.record_shape, max(1, description.classes))
+        extractor = classifier = declaration = None
+        if ask or given:
+            own, declaration = _model(given, description)
+            extractor, classifier = own.extractor, own.classifier
         made = hospital.plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
@@ -121,7 +128,7 @@ def plan(
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
     click.echo(plan_json(made, compared, together) if output == "json" else _as_text(made, compared, together))
-    _uncompared(description, output)
+    _uncompared(description, output, declaration)
     if made.fits is False or (together is not None and together.fits is False):
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
@@ -146,22 +153,21 @@ def _plan_ladder(
     address: str,
     credentials: Path,
     output: str,
+    given: Mapping[str, Any],
     *,
     epsilon: float | None,
     evaluate_epsilon: float | None,
     ask: bool,
 ) -> None:
-    """What the ladder may ask and cost, for the ready network of the hospital's records."""
-    from dpswd.public_client.data.networks import ready_network
+    """What the ladder may ask and cost, for the team's model or the ready network of the hospital's records."""
     from dpswd.public_client.ladder.adapt import ladder_for
     from dpswd.public_client.ladder.rungs import admits
-    from dpswd.public_client.training.sites import Model
 
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
         told = hospital.describe()
-        model = Model(*(part.eval() for part in ready_network(told.record_shape, max(2, told.classes))))
+        model, declaration = _model(given, told)
         ladder = ladder_for(
             model, hospital, record_shape=told.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
         ).timed(model, told.record_shape)
@@ -170,12 +176,32 @@ def _plan_ladder(
     room = f"epsilon {rounded(told.remaining, up=False)} is left now"
     room += "; the curator would admit it now (asked; nothing was spent)" * (fits and ask)
     tell(output, ladder.to_json() | {"fits": fits}, f"{ladder}\n{room}{'' if fits else ': it does NOT fit'}")
-    _uncompared(told, output)
+    _uncompared(told, output, declaration)
     if not fits:
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _uncompared(description: Description, output: str) -> None:
-    """What of a team's source is not held to the hospital's, where an experiment declares nothing."""
-    for text in description.contract.uncompared() if output == "text" else ():
+def _model(given: Mapping[str, Any], told: Description) -> tuple[Model, DataContract | None]:
+    """The team's model and its source's names, held to the hospital's records, or the ready network for these."""
+    from dpswd.public_client.data.networks import ready_network
+    from dpswd.public_client.experiments.start import aligned, declared, load_data, require_alike, untrained
+    from dpswd.public_client.training.sites import Model
+
+    own = None
+    if not given:
+        extractor, classifier = ready_network(told.record_shape, max(2, told.classes))
+    else:
+        if "data.source" not in given:
+            raise click.UsageError("--label, --network and --model need --source, records that the model takes")
+        wanted = read_experiment(None, {**given, "dry_run.enabled": True})  # nobody is asked for a run
+        task = aligned(wanted, load_data(wanted), {"": told})
+        require_alike(wanted, task, {"": told})
+        extractor, classifier = untrained(wanted, task)
+        own = declared(wanted, task)
+    return Model(extractor.eval(), classifier.eval()), own
+
+
+def _uncompared(description: Description, output: str, own: DataContract | None = None) -> None:
+    """What of a team's source is not held to the hospital's, where one of the two declares nothing."""
+    for text in description.contract.uncompared(own) if output == "text" else ():
         click.echo(f"note: {text}", err=True)

@@ -24,6 +24,10 @@ from dpswd.shared.files import write_public
 @CHANGES
 @SETTINGS
 @key_options(
+    "--source",
+    "--label",
+    "--network",
+    "--model",
     "--data",
     "--geometry",
     "--data-dir",

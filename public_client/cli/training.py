@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from dpswd.public_client.experiments.run import Result
 
 _KEYS = {
+    "--source": "data.source",
+    "--label": "data.label",
+    "--network": "network.code",
+    "--model": "network.model",
+    "--target": "data.target",
     "--data": "data.task",
     "--geometry": "data.geometry",
     "--data-dir": "data.folder",
@@ -46,16 +51,17 @@ _KEYS = {
 }
 """Options that stand for one key of the experiment; one that is not given leaves the file's value alone."""
 _FIRST_PAGE = frozenset(
-    ("--data", "--method", "--epsilon", "--evaluate-epsilon", "--purpose", "--checkpoint", "--resume", "--keep-best")
-) | {"--save", "--dry-run"}
+    ("--source", "--label", "--network", "--model", "--epsilon", "--evaluate-epsilon", "--purpose", "--checkpoint")
+) | {"--resume", "--keep-best", "--save"}
 """Of them and of `train`, what ``--help`` shows."""
 
 EXPERIMENT = click.option(
     "--experiment", "file", type=FILE, help="TOML or YAML file; every other option replaces one of its keys."
 )
 CHANGES = click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Replaces any key, e.g. privacy.delta=1e-6."
-)
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", hidden=True,
+    help="Replaces any key, e.g. privacy.delta=1e-6.",
+)  # fmt: skip
 SETTING_HELP = "One of the method's own, e.g. coefficients=4."
 SETTINGS = click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help=SETTING_HELP)
 
@@ -173,9 +179,10 @@ def train(
 ) -> None:
     """Adapts a model to private records: of curators, or of a hospital that is started on this machine.
 
-    Without --curator the target's public original is given to a curator process that is started for this training,
-    and accuracies are known. With --curator the hospital's own records are used; with --release what a hospital
-    published of them, without a network and at no price.
+    The model is trained on --source first, unless --model brings one. Without --curator public records are given to a
+    curator process that is started for this training (--target FILE, or the digits without --source), and accuracies
+    are known. With --curator the hospital's own records are used; with --release what a hospital published of them,
+    without a network and at no price.
     """
     from dpswd.public_client.experiments.approaches import approach, approach_names
 
@@ -267,7 +274,6 @@ def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
         click.echo(several if len(several) > 1 else next(iter(several.values())))
         for own in several.values() if explain else ():
             click.echo(own.explain())
-    _accuracies(results, of="control" if wanted.method.name == "control" else "adapted")
     for report in last.trained.reports:
         if report["state"] != "finished":
             click.echo(
@@ -276,6 +282,7 @@ def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
             )
         elif report["finding"] and not last.trained.adapted:
             click.echo(f"{report['site']}: {report['outcome']}; {report['finding' if explain else 'plain']}")
+    _accuracies(results, of="control" if wanted.method.name == "control" else "adapted")
     if wanted.dry_run.enabled:
         click.echo("DRY RUN: no server was asked and nothing was spent. The records were synthetic, so accuracy is")
         click.echo("meaningless and not shown. A real run would be charged:")

@@ -32,6 +32,11 @@ _SAID_AFTER_S = 3.0  # a curator that restarts, or is busy for a moment, is nobo
 
 _log = logging.getLogger(__name__)
 
+_WORDS = {
+    "UNAVAILABLE": "the curator does not run, its TCP port cannot be reached, or the TLS handshake was refused "
+    "(client.crt expired, or another authority's): `dpswd-client describe` looks for the cause",
+    "DEADLINE_EXCEEDED": "the curator did not answer in time: `dpswd-client describe` looks for the cause",
+}
 _RETRYABLE = (errors.CuratorUnavailable, errors.RequestInProgress)
 
 
@@ -136,11 +141,11 @@ def call(
             elif signs and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # a long step, or a curator that hangs
                 alive, signs = clock(), False
             if not isinstance(error, _RETRYABLE) or clock() + wait_s - alive > patience.total_s:
-                raise _with_advice(error) from failure
+                raise _in_words(error) from failure
             if not said and clock() - begun >= _SAID_AFTER_S:
                 said = True
                 text = "waiting for the curator, for up to %.0f s without a sign of life: %s"
-                _log.warning(text, patience.total_s, error)
+                _log.warning(text, patience.total_s, _in_words(error))
         else:
             if said:
                 _log.warning("the curator answers again, after %.0f s", clock() - begun)
@@ -152,15 +157,13 @@ def call(
 
 def never_answered(error: errors.CuratorUnavailable) -> bool:
     """Whether the error is gRPC's own, not a curator's words: nobody there, no handshake, no answer in time."""
-    return type(error) is errors.CuratorUnavailable and str(error).partition(":")[0] in grpc.StatusCode.__members__
-
-
-def _with_advice(error: errors.DpswdError) -> errors.DpswdError:
-    """GRPC's own words for a connection that was never made, with what to look at."""
-    words = str(error)
-    if type(error) is not errors.CuratorUnavailable or not words.startswith("UNAVAILABLE:"):
-        return error
-    return errors.CuratorUnavailable(
-        f"{words}; the curator does not run, its TCP port cannot be reached, or the TLS handshake was refused "
-        "(client.crt expired, or another authority's): `dpswd-client describe` looks for the cause"
+    code = str(error).partition(":")[0]
+    return type(error) is errors.CuratorUnavailable and (
+        code in grpc.StatusCode.__members__ or str(error) in _WORDS.values()
     )
+
+
+def _in_words(error: errors.DpswdError) -> errors.DpswdError:
+    """Plain words for gRPC's own, which stay its cause."""
+    words = _WORDS.get(str(error).partition(":")[0])
+    return errors.CuratorUnavailable(words) if words and type(error) is errors.CuratorUnavailable else error

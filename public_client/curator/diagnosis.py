@@ -36,16 +36,6 @@ def explain(address: str, *, credentials: Path, server_name: str | None = None) 
         return f"the files in {credentials} cannot be read as certificates and a key ({error}); get them anew"
 
 
-def is_gone(address: str) -> bool:
-    """Whether nobody takes a TCP connection at the address now: a curator may come back, a wrong certificate stays."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-    except OSError:
-        return True
-    return False
-
-
 def _own_files(credentials: Path) -> str:
     """What is wrong with the client's own files, or nothing."""
     own = x509.load_pem_x509_certificate((credentials / CERTIFICATE).read_bytes())

@@ -7,6 +7,7 @@ so that a caller can store them and a repeat, even by another process after a cr
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from dpswd.public_client.curator.connection import Patience, never_answered, open_channel
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.diagnosis import explain, is_gone
+from dpswd.public_client.curator.diagnosis import explain
 from dpswd.public_client.curator.receipts import (
     LEDGER_KEY_FILE,
     RECEIPTS_FILE,
@@ -32,7 +33,7 @@ from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_dige
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
 _FIRST_CONTACT_S = 3.0  # then it is said what may be wrong: with the address, the certificates, the curator
-_NO_HANDSHAKE_S = 10.0  # somebody is there and speaks to nobody: longer waiting mends no certificate
+_START_S = 10.0  # longer waiting mends no wrong port and no certificate
 _LEAST_ATTEMPT_S = 2.0  # for a handshake and an answer
 
 _log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class Curator(AbstractContextManager["Curator"]):
             credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
             timeout_s: deadline of one attempt, in seconds.
             patience_s: how long a lost connection is tried again, in seconds.
-            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default as long as
-                for any request, and 10 where somebody takes the connection and no handshake comes about.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default 10, or
+                `patience_s` if that is less.
             run_directory: where receipts.jsonl is written; nowhere by default.
             server_name: the name in the curator's certificate, where the address differs from it.
             purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
@@ -92,25 +93,25 @@ class Curator(AbstractContextManager["Curator"]):
         receipts = ReceiptFile(Path(run_directory) / RECEIPTS_FILE) if run_directory is not None else None
         transport = GrpcTransport(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s))
         curator = Curator(transport, receipts=receipts, purpose=purpose)
+        begun, wait_s = time.monotonic(), min(_START_S, patience_s) if start_s is None else start_s
         try:
-            wait_s = patience_s if start_s is None else start_s
             first = Patience(
-                timeout_s=min(timeout_s, _NO_HANDSHAKE_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S)),
+                timeout_s=min(timeout_s, max(wait_s, _LEAST_ATTEMPT_S)),
                 total_s=min(wait_s, _FIRST_CONTACT_S),
                 signs=False,
             )
             newest = None if receipts is None else receipts.newest()
             try:
                 told = curator.describe(patience=first, present=newest).ledger_public_key
-            except CuratorUnavailable as error:
-                if start_s is None and never_answered(error) and not is_gone(address):
-                    wait_s = min(wait_s, _NO_HANDSHAKE_S)
-                if wait_s <= first.total_s:
-                    raise
-                left = Patience(timeout_s=first.timeout_s, total_s=wait_s - first.total_s, told=True, signs=False)
-                # As long as for any other request, and with what may be wrong for whoever waits.
+            except CuratorUnavailable:
+                # With what may be wrong, for whoever waits.
                 why = explain(address, credentials=Path(credentials), server_name=server_name)
-                _log.warning("waiting for a curator at %s, for up to %.0f s more: %s", address, left.total_s, why)
+                left_s = begun + wait_s - time.monotonic()
+                if wait_s <= first.total_s or left_s <= 0:
+                    raise
+                attempt_s = min(first.timeout_s, max(left_s, _LEAST_ATTEMPT_S))
+                left = Patience(timeout_s=attempt_s, total_s=left_s, told=True, signs=False)
+                _log.warning("waiting for a curator at %s, for up to %.0f s more: %s", address, left_s, why)
                 told = curator.describe(patience=left, present=newest).ledger_public_key
             pinned = Path(credentials) / LEDGER_KEY_FILE
             if pinned.is_file():
@@ -122,8 +123,7 @@ class Curator(AbstractContextManager["Curator"]):
             if not never_answered(error):
                 raise
             why = explain(address, credentials=Path(credentials), server_name=server_name)
-            text = f"no curator answers at {address} with these credentials: {why} ({error})"
-            raise CuratorUnavailable(text) from error
+            raise CuratorUnavailable(f"no curator answers at {address} with these credentials: {why}") from error
         except BaseException:
             curator.close()
             raise

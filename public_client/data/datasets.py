@@ -71,11 +71,15 @@ class Task:
         name: one of `TASKS`, with the geometry where there are two.
         source: public, labelled.
         target: what the rehearsal hospital serves; its labels are for evaluation, and for methods that learn from them.
+        columns: names of a table's columns, where the source is one.
+        class_names: of the labels, where they are names.
     """
 
     name: str
     source: Labelled
     target: Labelled
+    columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -233,27 +237,3 @@ def _from_openml(data_id: int, name: str) -> tuple[npt.NDArray[np.float32], npt.
             "--data-dir"
         ) from error
     return np.asarray(images, dtype=np.float32), np.asarray(labels).astype(np.int64)
-
-
-def load_labelled(path: Path, *, unlabelled: bool = False) -> Labelled:
-    """Reads an .npz with ``x`` (n, ...) and ``y`` (n,).
-
-    Args:
-        path: of the file.
-        unlabelled: whether labels may be -1, of records whose class is not known.
-
-    Raises:
-        SettingsError: the file is missing.
-        DataInvalid: it does not hold these arrays, of these shapes, finite; the message names what is wrong.
-    """
-    x, y = read_arrays(path, ("x", "y"), missing="needed is an .npz file with the arrays x and y")
-    if x.ndim < 2 or y.shape != (len(x),) or not len(x):
-        raise DataInvalid(f"{path}: x has shape {x.shape} and y {y.shape}; needed are (n, ...) and (n,), n at least 1")
-    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or bool((y < -int(unlabelled)).any()):
-        raise DataInvalid(
-            f"{path}: x has dtype {x.dtype} and y {y.dtype}; needed are numbers, and labels 0, 1, ... as integers"
-        )
-    records = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    if not bool(torch.isfinite(records).all()):
-        raise DataInvalid(f"{path}: x holds NaN or infinity; fill in what is missing first")
-    return Labelled(records, torch.from_numpy(y.astype(np.int64)))

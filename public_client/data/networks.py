@@ -37,8 +37,8 @@ def digits_network(image_shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
         layers += (nn.Conv2d(16, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))  # (b, 24, 2, 2)
     else:
         raise InvalidValue(
-            f"there is no ready network for records of shape {image_shape}; bring your own (network.factory, or the "
-            "Python interface); ready are (d,), (1, 8, 8), (1, 28, 28)"
+            f"there is no ready network for records of shape {image_shape}; bring your own (--network FILE.py:NAME); "
+            "ready are (d,), (1, 8, 8), (1, 28, 28)"
         )
     classifier = nn.Sequential(nn.Linear(features, 100), nn.ReLU(), nn.Linear(100, 10))
     return nn.Sequential(*layers, nn.Flatten()), classifier
@@ -56,7 +56,9 @@ def ready_network(record_shape: tuple[int, ...], classes: int) -> tuple[nn.Modul
     """
     if len(record_shape) == 1:
         layers = (nn.Linear(record_shape[0], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _FEATURES), nn.ReLU())
-        return nn.Sequential(*layers), nn.Linear(_FEATURES, classes)
+        # Columns come in their own units; the source's mean and deviation bring them to one scale.
+        scaled = nn.BatchNorm1d(record_shape[0], affine=False)
+        return nn.Sequential(scaled, *layers), nn.Linear(_FEATURES, classes)
     if classes > 10:
         raise InvalidValue(f"the ready digits network has ten classes, the labels {classes}; bring your own")
     return digits_network(record_shape)

@@ -12,6 +12,7 @@ A private method asks one hospital or a `Federation`; a local baseline sees a pu
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -300,4 +301,5 @@ def approach(name: str) -> Approach:
     for found in APPROACHES:
         if found.name == name:
             return found
-    raise InvalidValue(f"there is no method {name!r}; allowed: {', '.join(approach_names())}")
+    near = "".join(f"; did you mean {each!r}?" for each in difflib.get_close_matches(name, approach_names(), n=1))
+    raise InvalidValue(f"there is no method {name!r}; allowed: {', '.join(approach_names())}{near}")

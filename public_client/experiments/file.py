@@ -38,6 +38,12 @@ def _from_the_file(path: Path, info: ValidationInfo) -> Path:
 RelativePath = Annotated[Path, AfterValidator(_from_the_file)]
 
 
+def _code_from_the_file(text: str, info: ValidationInfo) -> str:
+    """The same of the file before a name."""
+    file, _, name = text.rpartition(":")
+    return f"{_from_the_file(Path(file), info)}:{name}" if file.endswith(".py") else text
+
+
 class Data(SettingsGroup):
     """The public source, and for rehearsals the public original of the target."""
 
@@ -46,9 +52,14 @@ class Data(SettingsGroup):
     folder: RelativePath | None = setting(None, "With mnist.npz and usps16.npz; by default OpenML's copies.")
     source: RelativePath | None = setting(
         None,
-        "Instead of a task: an .npz with x (n, ...) float32 and y (n,) labels, the public source; or a generator's "
-        ".safetensors, from which data.rows are drawn.",
+        "Your public records instead of a task's: an .npz (arrays x, y), a table (.csv, .tsv, .parquet, .arrow), or a "
+        "generator's .safetensors.",
     )
+    label: str | None = setting(
+        None, "Of source: a table's column of labels (default: label), or the array's name (y)."
+    )
+    columns: list[str] = setting([], "Of a table: those that make a record, in order; by default all but the labels'.")
+    header: Literal["auto", "yes", "no"] = setting("auto", "Whether the first line of CSV names the columns.")
     rows: Count = setting(10_000, "Records that are drawn where source is a generator.")
     labelled: Annotated[int, Field(ge=0)] | None = setting(
         None,
@@ -57,7 +68,7 @@ class Data(SettingsGroup):
     )
     classes: Count | None = setting(None, "For such a method: of the hospital's labels, where no own label tells.")
     target: RelativePath | None = setting(
-        None, "Beside source: an .npz like it, a public stand-in for rehearsals and local baselines."
+        None, "Beside source: a file like it, a public stand-in for rehearsals and local baselines."
     )
 
 
@@ -89,11 +100,16 @@ class Contract(SettingsGroup):
 class Network(SettingsGroup):
     """What is trained."""
 
-    factory: str | None = setting(
+    code: Annotated[str, AfterValidator(_code_from_the_file)] | None = setting(
         None,
-        "module:function that returns (extractor, classifier); by default a ready network by the shape of "
-        "the records. Your own code, run on your machine.",
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        "FILE.py:NAME (or module:NAME), your own: a network, or a class or function without arguments that makes one "
+        "or (extractor, classifier); by default a ready one. It is trained on the source first, unless model is given.",
+        pattern=r"^.+:[A-Za-z_]\w*$",
+    )
+    model: RelativePath | None = setting(
+        None,
+        "What is trained already: a fitted classifier (.joblib, which runs its maker's code), weights of network "
+        "(.safetensors, .pt). It is not trained further on the source.",
     )
 
 

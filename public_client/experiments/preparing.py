@@ -15,7 +15,7 @@ from dpswd.public_client.data.source import collect
 from dpswd.public_client.experiments.approaches import method_of
 from dpswd.public_client.experiments.connect import descriptions
 from dpswd.public_client.experiments.file import LADDER, Experiment
-from dpswd.public_client.experiments.start import load_data, train_source_model
+from dpswd.public_client.experiments.start import aligned, load_data, require_alike, train_source_model
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.plan import make_plan
@@ -96,6 +96,8 @@ def prepared(wanted: Experiment, *, purpose: str, extractor: Path | None = None,
     told = descriptions(wanted, task)
     if len(told) != 1:
         raise SettingsError("a proposal is for one hospital; prepare the next one's with --extractor and this file")
+    task = aligned(wanted, task, told)
+    require_alike(wanted, task, told)
     loaded = None if extractor is None else _loader(extractor)
     source = train_source_model(wanted, task, seed=wanted.seeds[0], prepared=loaded, progress=progress)
     shown = collect(source.loader, most=method.source_records).images.to(resolve_device(wanted.device))

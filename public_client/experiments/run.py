@@ -25,14 +25,21 @@ from typing import Any
 
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.data.accuracy import accuracy
-from dpswd.public_client.data.checks import require_contract
 from dpswd.public_client.data.datasets import Labelled, Task
 from dpswd.public_client.experiments import plots
 from dpswd.public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
 from dpswd.public_client.experiments.best import COMPARED, refuse_own_target
 from dpswd.public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
 from dpswd.public_client.experiments.file import LADDER, Experiment
-from dpswd.public_client.experiments.start import SourceModel, load_data, own_target, train_source_model
+from dpswd.public_client.experiments.start import (
+    SourceModel,
+    aligned,
+    declared,
+    load_data,
+    own_target,
+    require_alike,
+    train_source_model,
+)
 from dpswd.public_client.methods.aligned_run import AlignedRun
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.replay import Replay
@@ -108,7 +115,7 @@ def run(wanted: Experiment, *, progress: bool = True) -> list[Result]:
     check(wanted)
     task = load_data(wanted)
     _require_promise(wanted, task)
-    _compare_source(wanted, task)
+    task = _compared(wanted, task)
     _check_room(wanted, task)
     results = []
     prepared = next(iter(published(wanted).values())).load_extractor if wanted.releases else None
@@ -136,23 +143,23 @@ def _require_promise(wanted: Experiment, task: Task) -> None:
         )
 
 
-def _compare_source(wanted: Experiment, task: Task) -> None:
-    """Holds the source to what the hospitals declare of their records, before anything is trained; free.
+def _compared(wanted: Experiment, task: Task) -> Task:
+    """The source by the hospitals' names, held to what they declare of their records before it is trained on; free.
 
-    Sites that do not answer, or are of another shape, have their say when they are asked for the run.
+    Sites that do not answer have their say when they are asked for the run.
 
     Raises:
-        DataInvalid: the source is on another scale, or has other columns or classes.
+        DataInvalid: see `require_alike`.
         ProtocolError: no hospital can be used.
     """
-    if wanted.rehearsed or wanted.output.resume:
-        return
+    if wanted.rehearsed or (wanted.output.resume and not (task.columns or task.class_names)):
+        return task
     with connected_hospitals(wanted, task) as hospitals:
         told = {} if hospitals is None else hospitals.describe()
-    own, shape = wanted.contract.declared, tuple(task.source.images.shape[1:])
-    for description in told.values():
-        if description.record_shape == shape:
-            require_contract([(task.source.images, task.source.labels)], description.contract, own, shape)
+    task = aligned(wanted, task, told)
+    if not wanted.output.resume:
+        require_alike(wanted, task, told)
+    return task
 
 
 def check(wanted: Experiment) -> None:
@@ -268,7 +275,7 @@ def adapt(
             steps=wanted.method.steps,
             control_steps=_control_steps(wanted) or Replay().tuning_steps,
             evaluate_epsilon=wanted.privacy.evaluate_epsilon,
-            contract=wanted.contract.declared,
+            contract=declared(wanted, task),
             seed=seed,
             device=wanted.device,
             evaluate=evaluate or None,
@@ -326,6 +333,8 @@ def control_accuracy(wanted: Experiment, task: Task, source: SourceModel, *, see
     steps = _control_steps(wanted)
     private = approach(wanted.method.name).needs == "hospital"
     if not (wanted.rehearsed and steps and private) or own_target(wanted):  # the control is for a target elsewhere
+        return math.nan
+    if not any(weights.requires_grad for weights in source.classifier.parameters()):  # trees are not tuned
         return math.nan
     problem = Problem(
         source.extractor, source.classifier, source.loader,

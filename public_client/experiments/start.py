@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.accuracy import accuracy, features
-from dpswd.public_client.data.datasets import Labelled, Task, load_labelled, load_task
+from dpswd.public_client.data.checks import require_contract
+from dpswd.public_client.data.datasets import Labelled, Task, load_task
 from dpswd.public_client.data.networks import ready_network
+from dpswd.public_client.data.own_files import Own, load_own
 from dpswd.public_client.data.source import source_loader, train_source, usual_epochs
 from dpswd.public_client.experiments.file import Experiment
+from dpswd.public_client.experiments.own_model import own_model
 from dpswd.public_client.generation.generator import load_generator
 from dpswd.public_client.methods import METHODS
 from dpswd.public_client.methods.dpda import principal_components, target_network
 from dpswd.shared.core.errors import DataInvalid, SettingsError
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.devices import resolve_device
+from dpswd.shared.protocol.contract import DataContract
+from dpswd.shared.records.batches import Reading
 
 GENERATOR_SUFFIX = ".safetensors"
+_SHOWN = 256  # source records by which a network is split
 _SMALL_SOURCE = 2000  # records, below which batches of 128 would be a large part of the source
 
 
@@ -57,17 +62,76 @@ def load_data(wanted: Experiment) -> Task:
         if data.target is not None:
             raise SettingsError("data.target needs data.source; without both a ready task is used")
         return load_task(data.task, geometry=data.geometry, data_dir=data.folder)
-    source = _source(data.source, rows=data.rows, unlabelled=own_target(wanted))
-    target = load_labelled(data.target) if data.target is not None else None
-    if target is not None and target.images.shape[1:] != source.images.shape[1:]:
-        raise DataInvalid(
-            f"{data.target} holds records of shape {tuple(target.images.shape[1:])}, {data.source} of "
-            f"{tuple(source.images.shape[1:])}; they must be alike"
+    if data.target is None and wanted.rehearsed:
+        raise SettingsError(
+            "data.source alone needs a hospital: --curator, or --release; for a rehearsal give --target, a file like it"
         )
-    if target is None and wanted.rehearsed:
-        raise SettingsError("data.source alone needs curators; for a rehearsal give data.target, a public stand-in")
-    nothing = source.part(slice(0))
-    return Task(name=data.source.stem, source=source, target=target or nothing)
+    own, classes = _source(wanted), tuple(wanted.contract.class_names)
+    source = own.data
+    target = source.part(slice(0))
+    if data.target is not None:
+        target = load_own(data.target, _reading(wanted, own.columns), classes=own.classes or classes).data
+        if target.images.shape[1:] != source.images.shape[1:]:
+            raise DataInvalid(
+                f"{data.target} holds records of shape {tuple(target.images.shape[1:])}, {data.source} of "
+                f"{tuple(source.images.shape[1:])}; they must be alike"
+            )
+    return Task(data.source.stem, source, target, own.columns, own.classes)
+
+
+def declared(wanted: Experiment, task: Task) -> DataContract:
+    """What the team declares of its source: in the experiment, or else by its file's own names."""
+    own = wanted.contract.declared
+    return replace(own, column_names=own.column_names or task.columns, class_names=own.class_names or task.class_names)
+
+
+def aligned(wanted: Experiment, task: Task, told: Mapping[str, Description]) -> Task:
+    """The task with columns and classes in a hospital's order, where both name them and the experiment names none.
+
+    Args:
+        wanted: the experiment.
+        task: its data.
+        told: what the hospitals say, by site; the first that names them counts.
+    """
+    contracts = [description.contract for description in told.values()]
+    columns = next((each.column_names for each in contracts if each.column_names), ())
+    classes = next((each.class_names for each in contracts if each.class_names), ())
+    if set(columns) <= set(task.columns) and columns and not wanted.data.columns:
+        places = [task.columns.index(name) for name in columns]
+        parts = [Labelled(part.images[:, places], part.labels) for part in (task.source, task.target)]
+        task = replace(task, source=parts[0], target=parts[1], columns=columns)
+    if set(task.class_names) <= set(classes) and task.class_names and not wanted.contract.class_names:
+        numbers = torch.tensor([*(classes.index(name) for name in task.class_names), UNLABELLED])
+        parts = [Labelled(part.images, numbers[part.labels]) for part in (task.source, task.target)]
+        task = replace(task, source=parts[0], target=parts[1], class_names=classes)
+    return task
+
+
+def require_alike(wanted: Experiment, task: Task, told: Mapping[str, Description]) -> None:
+    """Refuses a source that is not like the hospitals' records.
+
+    Args:
+        wanted: the experiment.
+        task: its data.
+        told: what the hospitals say, by site.
+
+    Raises:
+        DataInvalid: the source has the shape of no hospital's records, is on another scale, or has other columns or
+            classes than one of its shape.
+    """
+    own, shape = declared(wanted, task), task.image_shape
+    for description in (alike := [each for each in told.values() if each.record_shape == shape]):
+        require_contract([(task.source.images, task.source.labels)], description.contract, own, shape)
+    if told and not alike:
+        theirs = next(iter(told.values()))
+        named = theirs.contract.column_names
+        lacking = [name for name in named if name not in own.column_names]
+        further = [name for name in own.column_names if name not in named]
+        detail = f"; lacking are the columns {lacking}, and not the hospital's are {further}" if named else ""
+        raise DataInvalid(
+            f"the source's records have shape {shape}, those of {theirs.data_set} {theirs.record_shape}{detail}; bring "
+            "the source to the hospital's shape (data.columns chooses those of a table). Nothing was spent"
+        )
 
 
 def own_target(wanted: Experiment) -> bool:
@@ -76,13 +140,23 @@ def own_target(wanted: Experiment) -> bool:
     return name in METHODS and METHODS[name].own_target
 
 
-def _source(path: Path, *, rows: int, unlabelled: bool) -> Labelled:
+def _reading(wanted: Experiment, columns: Sequence[str] = ()) -> Reading:
+    data = wanted.data
+    return Reading(tuple(columns or data.columns) or None, data.label, header=data.header)
+
+
+def _source(wanted: Experiment) -> Own:
     """Labelled records of a file, or drawn from a generator's."""
+    path, unlabelled = wanted.data.source, own_target(wanted)
+    assert path is not None, "asked for where there is one"
     if path.suffix != GENERATOR_SUFFIX:
-        return load_labelled(path, unlabelled=unlabelled)
+        names = wanted.contract.class_names
+        return load_own(path, _reading(wanted), classes=names, unlabelled=unlabelled)
     if not path.is_file():
-        raise SettingsError(f"{path} does not exist; data.source takes an .npz or a generator of `generate --out`")
-    return Labelled(*load_generator(path).sample(rows))
+        raise SettingsError(
+            f"{path} does not exist; data.source takes a file of records or a `generate --out` generator"
+        )
+    return Own(Labelled(*load_generator(path).sample(wanted.data.rows)))
 
 
 def train_source_model(
@@ -115,17 +189,21 @@ def train_source_model(
         epochs = usual_epochs(max(1, len(task.source) // batch_size))
     device = resolve_device(wanted.device)
     torch.manual_seed(seed)
-    extractor, classifier = _network(wanted, task)
+    extractor, classifier = untrained(wanted, task)
     if prepared is not None:
         prepared(extractor)
     extractor.to(device)
     classifier.to(device)
-    if prepared is not None:
+    if wanted.network.model is not None:
+        epochs = 0
+    elif prepared is not None:
         seen = Labelled(features(extractor, task.source.images.to(device)), task.source.labels)
         own = source_loader(seen, seed=seed, batch_size=batch_size)
         train_source(nn.Identity(), classifier, own, epochs=epochs, device=device, progress=progress)
         return SourceModel(extractor, classifier, loader, math.nan)
     train_source(extractor, classifier, loader, epochs=epochs, device=device, progress=progress)
+    extractor.eval()
+    classifier.eval()
     reached = accuracy(extractor, classifier, task.target.to(device)) if wanted.rehearsed else math.nan
     return SourceModel(extractor, classifier, loader, reached)
 
@@ -137,8 +215,8 @@ def _own_target_model(wanted: Experiment, task: Task, *, seed: int, batch_size: 
         SettingsError: nothing says how many classes there are.
     """
     torch.manual_seed(seed)
-    if wanted.network.factory is not None:
-        extractor, classifier = _network(wanted, task)
+    if wanted.network.code or wanted.network.model:
+        extractor, classifier = untrained(wanted, task)
     elif not (classes := wanted.data.classes or task.classes):
         raise SettingsError("no record of data.source has a label; say the hospital's classes with data.classes")
     else:
@@ -156,18 +234,15 @@ def _own_target_model(wanted: Experiment, task: Task, *, seed: int, batch_size: 
     return SourceModel(extractor.to(device), classifier.to(device), loader, math.nan)
 
 
-def _network(wanted: Experiment, task: Task) -> tuple[nn.Module, nn.Module]:
-    """The caller's network, or a ready one."""
-    if wanted.network.factory is None:
-        return ready_network(task.image_shape, int(task.source.labels.max()) + 1)
-    module, function = wanted.network.factory.split(":")
-    try:
-        extractor, classifier = getattr(import_module(module), function)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SettingsError(
-            f"network.factory {wanted.network.factory} must name a function without arguments that returns "
-            f"(extractor, classifier): {error}"
-        ) from error
-    if not isinstance(extractor, nn.Module) or not isinstance(classifier, nn.Module):
-        raise SettingsError(f"network.factory {wanted.network.factory} must return two torch modules")
-    return extractor, classifier
+def untrained(wanted: Experiment, task: Task) -> tuple[nn.Module, nn.Module]:
+    """Extractor and classifier: the team's own model, which may be trained already, or a ready network.
+
+    Raises:
+        SettingsError, DataInvalid: see `own_model`.
+        InvalidValue: there is no ready network for such records, or the own one has no last linear layer.
+    """
+    network = wanted.network
+    if network.code is None and network.model is None:
+        return ready_network(task.image_shape, task.classes)
+    found = own_model(network.code, network.model, task.source.images[:_SHOWN])
+    return found.extractor, found.classifier

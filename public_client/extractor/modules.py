@@ -164,7 +164,7 @@ INSTEAD: dict[str, str] = {
     "PixelShuffle": "use nn.Conv2d and nn.MaxPool2d",
 }
 """What to use in the place of well-known layers outside the vocabulary, by class name."""
-ELSE = "use a layer or function from the table in docs/ml-team/extractors.md"
+ELSE = "use a layer or function from the list in docs/ml-team/extractors.md"
 
 
 def known_type(layer: nn.Module) -> type[nn.Module] | None:

@@ -28,7 +28,7 @@ from dpswd.public_client.methods.evaluation_ratio import FEWEST
 from dpswd.public_client.plans.declarable import Declarable, quoted_evaluation
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, refuse
-from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.mechanisms.evaluation import mechanism as released
 from dpswd.shared.core.mechanisms.evaluation.counts import number_weight
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
@@ -105,10 +105,11 @@ class Comparison:
 
     def __str__(self) -> str:
         """In words."""
+        cost = f"epsilon {rounded(self.epsilon, up=True)} alone"
         if any(math.isnan(value) for value in self.accuracies.values()):
-            return f"a private evaluation found too few labels against its noise (epsilon {self.epsilon:g})"
+            return f"a private evaluation found too few labels against its noise ({cost})"
         told = ", ".join(f"{name} {value:.1f}" for name, value in self.accuracies.items())
-        return f"a private evaluation says {told} % (each ± {self.error:.1f}, epsilon {self.epsilon:g})"
+        return f"a private evaluation says {told} % (each ± {self.error:.1f}, {cost})"
 
 
 def plan_comparison(told: Description, models: int, *, epsilon: float) -> Plan:

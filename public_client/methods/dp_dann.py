@@ -31,11 +31,11 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
 from dpswd.public_client.training.sites import Group, Model
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 
 _CLIP_QUANTILE = 0.75  # of public norms; most gradients keep their length, none is much longer than C
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at

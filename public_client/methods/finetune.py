@@ -36,15 +36,15 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import (
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LABELLED_GRADIENT,
     LabelledGradientDeclaration,
     entropy_cotangents,
 )
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
-from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import weights_from_bytes
 

@@ -69,7 +69,7 @@ class PseudoLabels(Method):
     Attributes:
         components: of the source's features, along which classes are looked for; fewer with many classes.
         least_classes: fewer are refused: with two, records that cross the boundary and a class that moved along it look
-            alike in the sums, and on such data it lost as often as it gained (docs/ml-team/pseudo-labels.md).
+            alike in the sums, and on such data it lost as often as it gained (docs/studies.md).
         target_norm: the public map gives the source's summands this mean norm; records are clipped at 1/2.
     """
 

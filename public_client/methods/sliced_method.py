@@ -19,9 +19,9 @@ from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GRADIENT, SLICED, GradientDeclaration
 
 

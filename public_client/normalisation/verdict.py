@@ -79,11 +79,11 @@ class Verdict:
     def __str__(self) -> str:
         """One plain sentence."""
         if self.outcome == AS_IT_IS:
-            return "what its layers see is what they saw of the source, so far as the release tells; the model is kept"
+            return "what its layers see is what they saw of the source, so far as the release tells"
         if self.outcome == UNDECIDED:
             return (
                 "something may have changed, and the release does not tell other classes' frequencies from moved "
-                "channels; the model is kept: more records or a larger epsilon may tell"
+                "channels: more records or a larger epsilon may tell"
             )
         if self.outcome == FREQUENCIES:
             assert self.frequencies is not None, "set with the outcome"

@@ -20,10 +20,10 @@ from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.errors import InvalidValue, rounded
+from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import RunEvent
-from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.core.wire.messages import RunParameters
 
 _PRICED = ("adapted",)  # names and digests do not enter the price
@@ -183,7 +183,7 @@ class Plan:
         Raises:
             InvalidValue: the model is not known yet; see `for_model`.
         """
-        return run_event(self.method.mechanism, self.declared(), self.size, self.facts)
+        return Declared(self.method.mechanism, self.declared(), self.size, self.facts).event
 
     @property
     def number_private(self) -> bool:

@@ -36,7 +36,7 @@ the variance: models are not tuned by it alone (`Evidence.stays`)."""
 NOTHING_LEFT = 1.0
 """Nats of misfit below which nothing points to more being left than the noise. Then a view of images, which can say
 far less than a view of features, may leave `VIEW_MOST` whatever it was asked to explain: of a thin release that is what
-its noise hides, not what is there (docs/ml-team/shifts.md)."""
+its noise hides, not what is there."""
 MOST_STAY = 0.5
 """Of the records that models are tuned on, as they are: more keep the model from learning the view."""
 LEAST_CHANGE = 0.1
@@ -94,7 +94,7 @@ class Evidence:
 
         The part of the shift's length that the view leaves, of which energy is the square, but at most `MOST_STAY`. A
         view may be wrong, most probably where it leaves much. Where it is, the model does not forget what it knew;
-        where it is right, that costs little (docs/ml-team/shifts.md).
+        where it is right, that costs little.
         """
         return min(MOST_STAY, math.sqrt(max(0.0, self.leaves_of(other))))
 

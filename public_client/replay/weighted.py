@@ -26,7 +26,7 @@ from dpswd.public_client.replay.priors import MOST_LOST, UNSURE, changes, expect
 from dpswd.public_client.replay.twins import FOLDS, Crossed, laid_out, scores_of, seeded, updates
 
 STEPS = 600
-"""Updates at most (docs/ml-team/shifts.md says how they were chosen, and the rate)."""
+"""Updates at most."""
 _RATE = 3e-3  # of Adam at first; falls to 0
 _SURE = 2.0  # standard errors by which it must gain over the plain correction
 

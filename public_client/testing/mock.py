@@ -30,6 +30,7 @@ from dpswd.public_client.curator.transport import REPLIES, Exchange
 from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts as chain
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import (
     AnyMechanism,
     DataSetFacts,
@@ -41,7 +42,7 @@ from dpswd.shared.core.mechanisms.interface import (
 from dpswd.shared.core.privacy.budget import PrivacyBudget, Spent
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 from dpswd.shared.core.privacy.filter import PrivacyFilter
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step, offered
+from dpswd.shared.core.steps.admission import admit_run, offered
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire import limits as protocol
@@ -76,7 +77,7 @@ class MockCharge:
 
     def __str__(self) -> str:
         size = self.run.size
-        what = self.run.mechanism.summary(self.run.declared, self.run.facts)
+        what = self.run.summary
         steps = f"{size.steps} {'step' if size.steps == 1 else 'steps'}"
         epsilon = errors.rounded(self.epsilon, up=True)
         return f"epsilon {epsilon} for a run of {steps}, each releasing {what} of {size.batch} records"
@@ -364,7 +365,7 @@ class MockCurator(Curator):
         return pb.DrawStepResponse(step_release=stored[1], receipt=encode_receipt(stored[2]))
 
     def _computed(self, run: _Run, request: pb.DrawStepRequest, digest: str) -> tuple[str, bytes, chain.Receipt]:
-        asked = admit_step(run.admitted, request.payload, public=self._uploaded, limits=self._described.limits)
+        asked = run.admitted.admit_step(request.payload, public=self._uploaded, limits=self._described.limits)
         lab = Laboratory(
             records=self,
             labels=self._labels if self._data.classes else None,
@@ -373,7 +374,7 @@ class MockCurator(Curator):
             fresh_seed=lambda: self._randomness(32),
             reached=lambda _: None,
         )
-        payload = computed(run.admitted, asked, DirectSession(run.model), lab)
+        payload = computed(asked, DirectSession(run.model), lab)
         step = len(run.answers) + 1
         reply = StepRelease(request.run_id, step, payload).to_bytes()
         receipt = self._signed(

@@ -264,4 +264,4 @@ LAYERS: tuple[Operation, ...] = (
         inner=lambda _i, out, at: 3 * math.prod(out) * int(at["knots"]),
     ),
 )
-"""Their order is that of the table in docs/ml-team/extractors.md."""
+"""Their order is that of the list in docs/ml-team/extractors.md."""

@@ -273,4 +273,4 @@ SEQUENCES: tuple[Operation, ...] = (
     _recurrent("gru", "GRU(batch_first=True)", 3, steady.gru_step),
     _recurrent("lstm", "LSTM(batch_first=True)", 4, steady.lstm_step),
 )
-"""Their order is that of the table in docs/ml-team/extractors.md."""
+"""Their order is that of the list in docs/ml-team/extractors.md."""

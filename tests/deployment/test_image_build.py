@@ -143,6 +143,7 @@ def test_pip_goes_through_the_proxy_to_the_index_and_trusts_its_ca_alone_when_to
     stranger = outside(proxy, *asked, trusted=False, PIP_INDEX=index)
     assert stranger.returncode != 0
     assert "CERTIFICATE_VERIFY_FAILED" in stranger.stdout + stranger.stderr
+    assert "give the build CA_CERTIFICATE" in stranger.stderr
 
 
 @pytest.mark.skipif(not APT_DOWNLOADER.exists(), reason="no apt here")
@@ -169,7 +170,19 @@ def test_apt_goes_through_the_proxy_to_the_mirror_and_trusts_its_ca(proxy, tmp_p
     target.unlink()
     stranger = outside(proxy, "packages", trusted=False, PATH=path, APT_MIRROR=f"https://{HOST}/debian")
     assert stranger.returncode != 0
+    assert "give the build CA_CERTIFICATE" in stranger.stderr
     assert not target.exists()
+
+
+@pytest.mark.long
+def test_the_set_up_names_the_setting_of_pip_where_a_proxy_is_not_trusted(proxy, tmp_path):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}
+    environment |= {"HTTPS_PROXY": proxy.url, "PIP_INDEX_URL": f"https://{HOST}/simple", "PIP_RETRIES": "1"}
+    command = ["bash", "deploy/set-up.sh", str(tmp_path / "venv")]
+    environment |= {"PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "set-up: behind a proxy that reads TLS: export PIP_CERT=" in done.stderr
 
 
 def test_a_certificate_that_is_none_ends_the_build_in_words(proxy):

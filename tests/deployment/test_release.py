@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import release
+from deploy import bom, release
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES = 60
@@ -28,6 +28,10 @@ def repository(tmp_path_factory):
     (root / "dpswd" / "shared").symlink_to("../shared")
     text = (ROOT / "pyproject.toml").read_text()
     (root / "pyproject.toml").write_text(text)
+    for lock in bom.LOCKS:
+        (root / lock).parent.mkdir(parents=True, exist_ok=True)
+        (root / lock).write_text(f"x==1 \\\n    --hash=sha256:{'0' * 64}\n")
+    (root / "dpswd" / bom.LIST.name).write_text(bom.listed(root))
     (root / "README.md").write_text("dpswd\n")
     (root / "LICENSE").write_text("Apache 2.0\n")
     (root / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n## [0.1.0] - 2026-01-01\n- All of it.\n")
@@ -54,7 +58,7 @@ def test_the_wheel_of_this_commit_is_equal_byte_for_byte_in_two_builds(tmp_path)
     assert release.differences(wheel, release.build(sources, tmp_path / "other", seconds)) == []
     with zipfile.ZipFile(wheel) as held:
         names = set(held.namelist())
-    assert {f"dpswd/{side}/__init__.py" for side in SIDES} <= names
+    assert {"dpswd/dependencies.cdx.json", *(f"dpswd/{side}/__init__.py" for side in SIDES)} <= names
     assert len(names) > 400
 
 
@@ -90,12 +94,15 @@ def test_the_command_builds_compares_and_refuses(repository, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("tag", "words"), [("v0.2.0", "is not v0.1.0"), ("v0.1.0", "no section")], ids=["version", "changelog"]
 )
-def test_a_tag_that_is_not_the_version_or_has_no_changes_is_refused(repository, tmp_path, tag, words):
+def test_a_tag_that_is_not_the_version_or_has_no_changes_or_another_list_is_refused(repository, tmp_path, tag, words):
     release.unpack(release.archive("v0.1.0.post1", repository), tmp_path)
     with pytest.raises(release.ReleaseRefused, match=words):
         release.hold_tag(tag, tmp_path)
     release.unpack(release.archive("v0.1.0", repository), tmp_path / "tagged")
     release.hold_tag("v0.1.0", tmp_path / "tagged")
+    (tmp_path / "tagged" / bom.LOCKS[0]).write_text(f"x==1 \\\n    --hash=sha256:{'1' * 64}\n")
+    with pytest.raises(release.ReleaseRefused, match="is not what the locks say"):
+        release.hold_tag("v0.1.0", tmp_path / "tagged")
 
 
 def test_each_release_is_told_in_few_lines():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -67,6 +70,18 @@ def test_nothing_is_installed_but_by_hash_or_from_wheels_that_were_checked(scrip
             assert hashed or re.search(
                 r"--require-hashes|--no-index|\$\{source\[@\]\}|--no-build-isolation --editable", line
             ), line
+
+
+def test_an_audit_that_reached_no_database_fails_and_says_so(tmp_path):
+    """`make audit`: that nothing is known must not read as if nothing were wrong."""
+    nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    asked = {**os.environ, **nowhere, "NO_PROXY": "", "no_proxy": "", "XDG_CACHE_HOME": str(tmp_path)}
+    command = ["make", "--old-file=set-up", "audit", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=asked | {"PIP_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "could not be reached" in done.stderr
 
 
 def test_the_list_is_what_the_locks_say_and_cyclonedx():

@@ -44,7 +44,7 @@ from dpswd.private_curator.storage import home_directory as homes
 from dpswd.public_client.cli.main import main as client_main
 from dpswd.public_client.curator.stub import Curator
 from dpswd.shared.core import errors
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 
 pytestmark = pytest.mark.end_to_end
 

@@ -26,9 +26,9 @@ from dpswd.private_curator.storage.certificates import CertificateAuthority
 from dpswd.public_client.curator.identity import make_identity
 from dpswd.shared.certificates import request_fingerprint
 from dpswd.shared.core import errors
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.core.wire.v1 import curator_pb2_grpc as pb_grpc
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 
 pytestmark = pytest.mark.end_to_end
 

@@ -39,6 +39,7 @@ AGAIN = {
     "dpswd-client plan --curator ": (8, "it does NOT fit"),  # what the training has left is less
     "dpswd-client train --data digits --epsilon 2 ": None,  # a rehearsal, which leaves nothing behind
     "--checkpoint run ": (3, "holds a run already; continue it with --resume, or choose another directory"),
+    "dpswd-curator records convert ": (3, "exists and is not overwritten; choose another name"),
     "dpswd-curator init ": (3, "nothing is ever overwritten; choose another directory"),
     "dpswd-curator approve ": (10, "make sure who asks and give --renew"),
 }

@@ -21,8 +21,8 @@ from drawn_steps import new_step, parameters
 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.shared.core import errors
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 
 pytestmark = pytest.mark.end_to_end
 

@@ -253,3 +253,4 @@ def test_an_interrupted_set_up_is_done_again_and_a_taken_port_is_named(hospital,
         code, said = finished([*command, "--address", hospital.address], cwd=tmp_path)
     assert code == 3, said
     assert "cannot be bound; free the port or choose another" in said
+    assert "add_port" not in said  # gRPC's own line

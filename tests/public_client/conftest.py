@@ -30,7 +30,6 @@ from dpswd.shared.core.ledger import receipts
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsReply
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsReply
 from dpswd.shared.core.mechanisms.interface import ModelFacts
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresReply
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.noise import GridArray
@@ -41,6 +40,7 @@ from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.protocol.status import to_status
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 torch.set_num_threads(1)

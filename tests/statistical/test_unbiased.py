@@ -12,8 +12,8 @@ from dpswd.public_client.data.sliced_distances import distance
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, release_coefficients
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.sanitized import release_gradient
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
+from dpswd.shared.published_mechanisms.sanitized import release_gradient
 
 pytestmark = pytest.mark.statistical
 

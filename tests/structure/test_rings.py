@@ -15,7 +15,7 @@ RINGS = {
     "core": ("shared/core", "private_curator/core"),
     "sandbox": ("shared/sandbox", "private_curator/sandbox"),
 }
-BUDGETS = {"core": 9_075, "sandbox": 3_587}
+BUDGETS = {"core": 8_776, "sandbox": 3_587}
 """Lines of each ring, generated code aside. These numbers only ever fall: 8,000 is the next aim of the core."""
 
 
@@ -86,3 +86,11 @@ def test_the_contract_of_a_ring_names_everything_beside_it(ring):
     places = {f"dpswd.{folder.replace('/', '.')}" for folder in RINGS[ring]}
     below = {f"dpswd.{folder.replace('/', '.')}" for folder in RINGS["core"]}
     assert rooms - places - below == forbidden(ring)
+
+
+def test_where_a_charge_meets_a_release_nothing_has_any_type():
+    """A registry of mechanisms has forgotten their types; from `Declared` on the type checker sees them again."""
+    files = [*files_of("shared/core/steps", "private_curator/core/steps"), ROOT / "shared/core/mechanisms/declared.py"]
+    assert len(files) > 8
+    for file in files:
+        assert not re.search(r"(:|->) Any\b|Mechanism\[Any", file.read_text().replace("dict[str, Any]", "")), file

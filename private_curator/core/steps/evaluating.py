@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dpswd.shared.core.mechanisms.interface import ModelFacts, Session
-from dpswd.shared.core.mechanisms.linear import ShardSum
-from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.core.mechanisms.linear import AnyLinearRun, ShardSum
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Shards(Protocol):
             ExtractionStopped: nobody computes now.
         """
 
-    def sums(self, run: LinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
+    def sums(self, run: AnyLinearRun, extractor: ExtractorSource) -> Iterable[ShardSum]:
         """The exact sums of shards that together hold every record once; private.
 
         Raises:

@@ -24,9 +24,9 @@ from dpswd.private_curator.core.ledger.statements import Request, StepGranted, S
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import Evaluator, ExtractorSource, Shards
 from dpswd.shared.core.errors import DpswdError, ExtractionStopped
+from dpswd.shared.core.mechanisms.declared import AdmittedRun, AdmittedStep
 from dpswd.shared.core.mechanisms.linear import LinearMechanism
-from dpswd.shared.core.steps.admission import AdmittedRun
-from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed, computed
+from dpswd.shared.core.steps.computing import Laboratory, completed, computed
 from dpswd.shared.core.wire.messages import StepRelease
 
 AUDIT_FORMAT = "dpswd-audit-2"
@@ -66,14 +66,11 @@ class ReleasePipeline:
         self._slots = threading.BoundedSemaphore(parallel_steps)
         self._max_attempts = max_attempts
 
-    def answer(
-        self, run: AdmittedRun, step: Any, extractor: ExtractorSource, *, request: Request, run_id: str
-    ) -> StoredReply:
+    def answer(self, step: AdmittedStep, extractor: ExtractorSource, *, request: Request, run_id: str) -> StoredReply:
         """Computes a step once and returns what was stored; a repeat of its request returns the same bytes.
 
         Args:
-            run: checked.
-            step: the mechanism's request, checked against the run.
+            step: checked against its run.
             extractor: the run's.
             request: as the ledger knows it.
             run_id: of the charged run.
@@ -85,7 +82,7 @@ class ReleasePipeline:
                 computes shards now, which counts as no attempt.
         """
         # Before an attempt is counted: an outage has read no record, so how long it lasts tells nothing of one.
-        self.ready(run)
+        self.ready(step.run)
         # How often a step fails is seen by the client, so its number is bounded.
         grant = self._ledger.begin_step(request, run_id=run_id, max_attempts=self._max_attempts)
         if isinstance(grant, StoredReply):
@@ -93,9 +90,9 @@ class ReleasePipeline:
         try:
             self.lab.reached("consumed")
             with self.place():
-                payload = self._computed(run, step, extractor)
+                payload = self._computed(step, extractor)
             reply = StepRelease(run_id, grant.step_number, payload).to_bytes()
-            audit = self._audit_record(run, grant, payload)
+            audit = self._audit_record(step.run, grant, payload)
         except BaseException:
             self._ledger.abandon_step(grant)
             raise
@@ -127,13 +124,13 @@ class ReleasePipeline:
             self._slots.release()
         return taken == self._parallel_steps
 
-    def _computed(self, run: AdmittedRun, step: Any, extractor: ExtractorSource) -> bytes:
+    def _computed(self, step: AdmittedStep, extractor: ExtractorSource) -> bytes:
         """The noised reply; an error from inside never travels to the client in its own words."""
         try:
-            if (linear := LinearRun.of(run, step)) is not None:
+            if (linear := step.linear) is not None:
                 return completed(linear, self._shards.sums(linear, extractor), self.lab)
             with self.evaluator.session(extractor) as session:
-                return computed(run, step, session, self.lab)
+                return computed(step, session, self.lab)
         except ExtractionStopped:  # its words are made of settings
             raise
         except DpswdError as error:

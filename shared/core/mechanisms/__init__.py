@@ -13,12 +13,11 @@ from dpswd.shared.core.mechanisms.distributions.mechanism import DISTRIBUTIONS, 
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import SCORE_STATISTICS
 
 _SUMS = (EVALUATION, CLASS_STATISTICS, DISTRIBUTIONS, LABELLED_DISTRIBUTIONS, FEATURE_SUMS, SCORE_STATISTICS)
-_SAMPLED = (QUANTILES, LABELLED_QUANTILES, LABELLED_GRADIENT)
+_SAMPLED = (QUANTILES, LABELLED_QUANTILES)
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType({each.name: each for each in (*_SAMPLED, *_SUMS)})
 """The core's mechanisms by name; no plug-ins, nothing is registered at import. Whoever composes hands a mapping in."""

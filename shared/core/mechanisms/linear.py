@@ -12,7 +12,7 @@ import abc
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from dpswd.shared.core.mechanisms.interface import (
     FloatArray,
     LabelArray,
     Mechanism,
+    Payload,
     Q,
     R,
     Sample,
@@ -195,4 +196,52 @@ class LinearMechanism(Mechanism[D, Q, R]):
         return ShardSum(shard, accumulator.sums)
 
 
-AnyLinear = LinearMechanism[Any, Any, Any]
+D_co = TypeVar("D_co", bound=Payload, covariant=True)
+Q_co = TypeVar("Q_co", bound=Payload, covariant=True)
+R_co = TypeVar("R_co", bound=Payload, covariant=True)
+
+
+@dataclass(frozen=True)
+class LinearRun(Generic[D_co, Q_co, R_co]):
+    """What a sum over every record needs to know of its run, without ledger and price; `declaration` is the step's."""
+
+    mechanism: LinearMechanism[D_co, Q_co, R_co]
+    declaration: D_co
+    facts: Facts
+
+    def accumulator(self, device: torch.device) -> Accumulator:
+        """An empty sum."""
+        return self.mechanism.accumulator(self.declaration, self.facts, device)
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """How much one record adds to each array of the sums."""
+        return self.mechanism.reaches(self.declaration, self.facts)
+
+    def checked(self, part: ShardSum) -> ShardSum:
+        """The part, if its records can add up to it.
+
+        Raises:
+            InvalidValue: they cannot; the text names no value.
+        """
+        if not all(reach.allows(own, part.shard.count) for reach, own in zip(self.reaches(), part.sums, strict=True)):
+            raise InvalidValue(f"a shard's sums are not what {part.shard.count} records can add up to")
+        return part
+
+    def summed(self, shard: Shard, sample: Sample, model: Session, device: torch.device) -> ShardSum:
+        """The exact sum of one shard of the data set; private, and without noise."""
+        return self.mechanism.summed(self.declaration, self.facts, shard, sample, model, device)
+
+    def released(self, parts: Iterable[ShardSum], noise: NoiseSource, reached: Callable[[str], None]) -> bytes:
+        """The reply from the sums of all shards, in any order; noise is added here, once.
+
+        Raises:
+            InvalidValue: a record is in none of the shards, or in two; or a sum is not what its records can add up to.
+        """
+        total = added(map(self.checked, parts), records=self.facts.data.records)
+        reached("extracted")
+        reply = self.mechanism.released(self.declaration, self.facts, total, noise).to_bytes()
+        reached("released")
+        return reply
+
+
+AnyLinearRun = LinearRun[Payload, Payload, Payload]

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, RunSize, Step
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.directions import Draw, directions, drawn_here
@@ -138,7 +137,7 @@ class Sliced(Mechanism[SlicedDeclaration, SlicedRequest, SlicedReply]):
         broken = between(field, directions, min(protocol.MAX_DIRECTIONS, limits.max_directions))
         broken += positive("declaration.sigma", declared.sigma)
         broken += self.own_violations(declared, run, limits) + self._label_violations(declared)
-        reply_bytes = self.rows(declared, run.batch) * directions * 4 + FRAMING_BYTES
+        reply_bytes = self.rows(declared, run.batch) * directions * 4 + protocol.FRAMING_BYTES
         if reply_bytes > limits.max_message_bytes:
             broken.append((field, f"make replies of {reply_bytes} bytes; at most {limits.max_message_bytes} are sent"))
         most = max(run.batch, self.rows(declared, run.batch)) * directions

@@ -9,47 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid
+from dpswd.shared.core.mechanisms.declared import AdmittedRun, Declared
 from dpswd.shared.core.mechanisms.interface import (
     AnyMechanism,
     DataSetFacts,
     Facts,
     Limits,
     ModelFacts,
-    PublicArrays,
     RunSize,
 )
-from dpswd.shared.core.privacy.events import RunEvent, StepEvent
 from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import Violation, invalid
 from dpswd.shared.core.wire.messages import RunParameters
-
-
-@dataclass(frozen=True)
-class AdmittedRun:
-    """A run whose declaration is checked.
-
-    Attributes:
-        parameters: as declared.
-        mechanism: what its steps release.
-        declared: the mechanism's own declaration, decoded.
-        facts: of the data set and of the uploaded graph.
-        event: prices the run as a whole.
-    """
-
-    parameters: RunParameters
-    mechanism: AnyMechanism
-    declared: Any
-    facts: Facts
-    event: RunEvent
-
-    @property
-    def size(self) -> RunSize:
-        """Batch and steps."""
-        return RunSize(self.parameters.batch_size, self.parameters.steps)
 
 
 def admit_run(
@@ -82,49 +55,21 @@ def admit_run(
     if not _labels_suffice(mechanism, data):
         text = f"{mechanism.name!r} is not offered: it needs the label of every record, and some have none"
         raise invalid("parameters.mechanism", f"{text} (records.unlabelled)")
-    declared = mechanism.declaration.from_bytes(parameters.declaration)
-    facts, run = Facts(data, model), RunSize(parameters.batch_size, parameters.steps)
-    broken = _sizes(run, data, limits, whole=mechanism.whole)
+    declaration = mechanism.declaration.from_bytes(parameters.declaration)
+    size, facts = RunSize(parameters.batch_size, parameters.steps), Facts(data, model)
+    run: AdmittedRun = Declared(mechanism, declaration, size, facts, parameters.graph_digest)
+    broken = _sizes(size, data, limits, whole=mechanism.whole)
     if model.input_shape != data.record_shape:
         text = f"takes records of shape {model.input_shape}; the data set's have {data.record_shape}"
         broken.append(("parameters.graph_digest", text))
-    broken += mechanism.violations(declared, run, facts, limits)
+    broken += run.violations(limits)
     if broken:
         raise RequestInvalid(tuple(broken))
     try:
-        event = run_event(mechanism, declared, run, facts)
+        _ = run.event
     except InvalidValue as error:  # an event that cannot be priced: the sigma is outside what the accountant covers
         raise invalid("parameters.declaration", str(error)) from error
-    return AdmittedRun(parameters, mechanism, declared, facts, event)
-
-
-def run_event(mechanism: AnyMechanism, declared: Any, run: RunSize, facts: Facts) -> RunEvent:
-    """The event that prices a run as a whole; the same function at both parties.
-
-    Raises:
-        InvalidValue: the accountant does not cover such a release.
-    """
-    parts = mechanism.parts(declared, run, facts)
-    return RunEvent(StepEvent(records=facts.data.records, batch=run.batch, parts=parts), run.steps)
-
-
-def admit_step(run: AdmittedRun, payload: bytes, *, public: PublicArrays, limits: Limits) -> Any:
-    """Checks a step against its run and returns the mechanism's request, decoded and complete.
-
-    Args:
-        run: to which the step belongs.
-        payload: as it was sent.
-        public: finds uploaded source features.
-        limits: the operator's.
-
-    Raises:
-        RequestInvalid: every broken rule.
-    """
-    request = run.mechanism.resolved(run.mechanism.request.from_bytes(payload), public)
-    broken = run.mechanism.check(request, run.declared, run.facts, limits)
-    if broken:
-        raise RequestInvalid(tuple(broken))
-    return request
+    return run
 
 
 def offered(mechanisms: Mapping[str, AnyMechanism], data: DataSetFacts) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ MAX_GRADIENT_VALUES = 256 * 1024 * 1024
 MAX_CLASSES = 1000
 # Bins B of an evaluation's confidences; finer ones would hold noise alone.
 MAX_BINS = 100
+# Of a reply besides its values: seed, receipt, shapes.
+FRAMING_BYTES = 4096
 # Dimensions of one array.
 MAX_RANK = 8
 # The grid step of a release is sigma * 2**-GRID_EXPONENT (docs/privacy/noise.md).

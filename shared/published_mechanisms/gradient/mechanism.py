@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum, SummedGradient
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, PublicArrays, RunSize, Step
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
 from dpswd.shared.core.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration, SlicedReply, map_violations
@@ -24,6 +23,7 @@ from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import Violation, between
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum, SummedGradient
 from dpswd.shared.published_mechanisms.gradient.pulling_back import pulled_back
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
 from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents

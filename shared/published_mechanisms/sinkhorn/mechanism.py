@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, RunSize, Step
 from dpswd.shared.core.noise.clipping import clip_records, neutralise
 from dpswd.shared.core.noise.noise import GridArray, finest_exponent, release_finely
@@ -135,7 +134,7 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
         """Rules about what n points and b records are together."""
         field, n, d = "declaration.points", declared.points, facts.model.feature_dimension
         broken = []
-        most = min(limits.max_message_bytes - FRAMING_BYTES, 4 * protocol.MAX_RELEASE_VALUES)
+        most = min(limits.max_message_bytes - protocol.FRAMING_BYTES, 4 * protocol.MAX_RELEASE_VALUES)
         if 4 * (n + declared.fresh) * d > most:
             text = f"make messages of {4 * (n + declared.fresh) * d} bytes with {declared.fresh} fresh ones"
             broken.append((field, f"{text} of {d} features each; at most {most} are sent"))

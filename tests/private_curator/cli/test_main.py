@@ -65,7 +65,33 @@ def test_init_declares_the_range_and_preflight_minds_where_there_is_none(bare, t
     other.init()
     (found,) = (row for row in other.json("preflight") if row["check"] == "data contract")
     assert (found["ok"], found["mind"]) == (True, True)
-    assert "  mind   data contract" in other.run("preflight")
+    told = other.run("preflight")
+    assert "  mind   data contract" in told
+    assert told.splitlines()[-1] == "14 of 15 checks are well, 1 to mind: this curator can serve"
+
+
+def test_init_tells_whose_labels_have_no_classes(bare):
+    """Else a team's `--keep-best` fails later, and nobody here knows why."""
+    labels = bare.directory / "labels.npy"
+    np.save(labels, np.arange(40) % 2)
+    assert "nothing that reads labels" in bare.init("--labels-file", labels)
+    (found,) = (row for row in bare.json("preflight") if row["check"] == "records")
+    assert (found["ok"], found["mind"]) == (True, True)
+    assert "declare records.classes" in found["finding"]
+
+
+def test_a_refusal_names_the_option_that_was_typed_and_what_was_found(bare):
+    table = bare.directory / "t.csv"
+    table.write_text("age;sick\n60,5;yes\n61,5;no\n")
+    words = ("init", "--records", table, "--epsilon", 2, "--delta", 1e-5)
+    told = bare.run(*words, "--labels-array", "sick", "--classes", "no,yess", status=4)
+    assert told.endswith("name the classes in order in --classes (found: 'no', 'yes')\n")
+    assert "the labels' in --labels-array (first at" in bare.run(*words, status=4)
+    assert "Error: --delimiter is" in bare.run(*words, "--delimiter", ";;", status=3)
+    assert "no column 'sik'; it has 'age', 'sick'; did you mean 'sick'?" in bare.run(
+        "records", "inspect", table, "--labels-array", "sik", status=4
+    )
+    assert "set PATH to a file of records" in bare.run("records", "inspect", bare.directory / "t.cs", status=4)
 
 
 def test_init_makes_a_curator_that_passes_preflight(operator):
@@ -343,7 +369,8 @@ def test_chosen_acts_take_two_operators(operator, tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
         keys[name] = re.search(r"operators '(\w+)' --add ([0-9a-f]{64})", made)[2]
     anna, ben, eve = (("--credential", tmp_path / name) for name in keys)
-    operator.run("operators", "anna", "--add", keys["anna"])
+    operator.run("operators", "anna", "--add", keys["anna"], status=3)
+    operator.run(*anna, "operators", "anna", "--add", keys["anna"])
     assert "1 are enrolled" in operator.run(*anna, *wanted, status=3)
     operator.run("--as", "anna", "operators", "ben", "--add", keys["ben"], status=3)  # a name is none
     operator.run(*eve, "operators", "eve", "--add", keys["eve"], status=3)

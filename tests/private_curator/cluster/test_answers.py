@@ -24,8 +24,7 @@ from dpswd.private_curator.steps.shards import ShardLost
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.mechanisms.linear import Shard, ShardSum
-from dpswd.shared.core.steps.computing import LinearRun
+from dpswd.shared.core.mechanisms.linear import LinearRun, Shard, ShardSum
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 
 SHARD = Shard(0, 4096)

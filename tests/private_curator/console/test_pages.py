@@ -430,7 +430,7 @@ def test_an_act_that_takes_two_is_a_request_here_as_well(home, tmp_path):
 
 def test_an_act_of_the_console_states_the_operators_credential(home):
     anna = Operator.make(home.path / "anna.key", "anna")
-    with home.open_ledger() as books:
+    with HomeDirectory(home.path, operator=anna).open_ledger() as books:
         books.enrol("anna", anna.credential)
     client = browser(HomeDirectory(home.path, operator=anna))
     assert f"anna ({anna.credential[:8]})" in client.get("/").text

@@ -190,6 +190,28 @@ def test_who_sends_half_a_head_is_not_waited_for(home, monkeypatch):
             assert isinstance(answered(socket.create_connection((host, int(port))), said.format(host=host)), str)
 
 
+def test_whoever_has_been_silent_longest_makes_room(home, monkeypatch):
+    """However long the console would wait for them, and however many there are: each takes one of its descriptors."""
+    monkeypatch.setattr(server, "WAIT_S", 600.0)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 8)
+    listening = server.listen_on_loopback("127.0.0.1:0")
+    host, port = listening.address.split(":")
+    with serving(home, listening), contextlib.ExitStack() as stack:
+        silent = []
+        for said in (SILENCE, HALF) * 6:
+            silent.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=60)))
+            silent[-1].sendall(said.format(host=listening.address).encode())
+        for oldest in silent[:4]:
+            with contextlib.suppress(ConnectionError):
+                assert oldest.recv(1) == b""
+        asked = answered(socket.create_connection((host, int(port))), whole_of(listening))
+        assert asked.startswith("HTTP/1.1 200")
+        for newest in silent[-6:]:
+            newest.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                newest.recv(1)
+
+
 def test_a_request_has_one_length(home):
     listening = server.listen_on_loopback("127.0.0.1:0")
     host, port = listening.address.split(":")

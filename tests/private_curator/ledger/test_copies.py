@@ -228,10 +228,9 @@ def test_a_count_that_charges_too_little_does_not_verify(ledger, copy, open_run,
 
 def test_a_signed_act_counts(ledger, copy, open_run, reopen):
     anna = Operator("anna", Ed25519PrivateKey.generate())
-    ledger.enrol("anna", anna.credential)
+    reopen(by=anna).enrol("anna", anna.credential)
     with copy() as served:
         receipt = open_run(served).receipt.entry
     with pytest.raises(SettingsError, match="give yours with --credential"):
-        ledger.count_copies([receipt], reason=REASON)
-    ledger.close()
+        reopen().count_copies([receipt], reason=REASON)
     assert reopen(by=anna).count_copies([receipt], reason=REASON) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -151,6 +152,41 @@ def test_the_ledger_remembers_that_an_act_takes_two(homes):
         append_entry(session, Kind.BUDGET_EXTENDED, acted, key=anna.read_ledger_key(), clock=utc_now)
     with pytest.raises(LedgerCorrupt, match="extend takes two operators here"):
         anna.open_ledger()
+
+
+def test_the_first_operator_enrols_themselves_and_alone_does_nothing_that_takes_two(tmp_path):
+    """Attack: the first enrolment took nobody's credential; and past the program one who was enrolled alone acted."""
+    home = made_home(tmp_path, np.zeros((64, 2), dtype=np.float32), epsilon=1.0, clients={})
+    home.settings.write_text(home.settings.read_text() + '\n[operators]\nsecond = ["extend"]\n')
+    anna, eve = (HomeDirectory(home.path, operator=Operator.make(tmp_path / name, name)) for name in ("anna", "eve"))
+    for by in (home, HomeDirectory(home.path, operator="anna"), eve):
+        with pytest.raises(
+            SettingsError, match="first operator enrols themselves: give the --credential FILE of 'anna'"
+        ):
+            enrol_operator(by, "anna", anna.acting.credential)
+    enrol_operator(anna, "anna", anna.acting.credential)
+    with anna.open_ledger() as books, pytest.raises(SettingsError, match="extend takes two operators here"):
+        books.extend_budget(PrivacyBudget(epsilon=1.6, delta=1e-5), reason=STUDY)
+    enrol_operator(anna, "eve", eve.acting.credential)
+    noted_by(anna)
+    extend_budget(eve, epsilon=1.5, reason=STUDY)
+    assert verify_ledger(home).ok
+
+
+def test_a_first_enrolment_that_nobody_signed_is_found(tmp_path):
+    home = made_home(tmp_path, np.zeros((64, 2), dtype=np.float32), epsilon=1.0, clients={})
+    key, by = Operator.make(tmp_path / "anna", "anna").credential, {"operator": "anna", "credential": None}
+    forged(home, Kind.OPERATOR_ADDED, {"operator": "anna", "key": key, "second": [], "by": by})
+    with pytest.raises(LedgerCorrupt, match="first operator enrols themselves"):
+        home.open_ledger()
+
+
+def test_a_credential_of_somebody_else_is_none(tmp_path, monkeypatch):
+    """The administrator may read ben's file, and is not ben."""
+    Operator.make(tmp_path / "ben", "ben")
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "ben").stat().st_uid + 1)
+    with pytest.raises(SettingsError, match="must be yours alone"):
+        Operator.read(tmp_path / "ben")
 
 
 def test_enrolment_states_what_takes_two_and_two_can_lower_it(homes):

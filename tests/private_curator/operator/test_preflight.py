@@ -217,7 +217,7 @@ def test_the_command_ends_with_exit_code_3_and_names_the_remedy(made):
 def test_the_page_lists_every_check():
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     for name in (*preflight.CHECKS, "extraction worker"):
-        assert f"\n| {name} |" in page, name
+        assert f"**{name}**" in page, name
 
 
 def serving_refused(made) -> str:

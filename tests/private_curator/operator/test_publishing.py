@@ -23,12 +23,12 @@ from dpswd.private_curator.operator.publishing import Publishing
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.methods import Adapter, PseudoLabels
 from dpswd.shared.core import errors
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.protocol.publications import Proposal, Publication
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 QUANTILES = ALL_MECHANISMS["quantiles"]

@@ -14,10 +14,10 @@ from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.onnx.format import FLOAT32, INT64, message_classes, read_model
 from dpswd.private_curator.records.embedding import EmbeddedRecords, check_approved
 from dpswd.private_curator.records.opening import open_source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.sandbox.arena import Arena, blob, lay_out
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.records.problems import RecordsRefused
 
 WEIGHTS = np.random.default_rng(3).normal(size=(12, 5)).astype(np.float32)
 PIXELS = np.random.default_rng(4).integers(0, 256, size=(9, 12)).astype(np.uint8)

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from dpswd.private_curator.records import batches
-from dpswd.private_curator.records.batches import Format
 from dpswd.private_curator.records.conversion import convert
 from dpswd.private_curator.records.labels import load_labels
 from dpswd.private_curator.records.opening import ContentDigest, gather, open_source
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.records.schema import inspect
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.records import batches
+from dpswd.shared.records.batches import Format
+from dpswd.shared.records.problems import RecordsRefused
 
 SECRET = "4711.25"
 LIMIT = 1 << 30
@@ -210,6 +210,14 @@ def test_a_csv_in_another_encoding_or_without_names(tmp_path):
     assert "UTF-8" in str(refused(tmp_path / "r.csv"))
     (tmp_path / "r.csv").write_text("1;2\n3;4\n")
     np.testing.assert_array_equal(read(tmp_path / "r.csv", header="no", delimiter=";"), [[1, 2], [3, 4]])
+    (tmp_path / "r.csv").write_text("age;dose\n60;1,5\n61;-,25\n")
+    np.testing.assert_array_equal(read(tmp_path / "r.csv"), np.float32([[60, 1.5], [61, -0.25]]))
+    (tmp_path / "r.csv").write_text("1,5;2,5;7\n3;4;8\n")
+    np.testing.assert_array_equal(read(tmp_path / "r.csv", header="no"), [[1.5, 2.5, 7], [3, 4, 8]])
+    (tmp_path / "r.csv").write_text("age;dose\n60;1,500\n61;2.5\n")  # a comma that divides thousands
+    assert refused(tmp_path / "r.csv").location == "record 0, counted from 0, column 'dose'"
+    (tmp_path / "r.csv").write_text("a;b,c\n1,2\n3,4\n")
+    np.testing.assert_array_equal(read(tmp_path / "r.csv"), [[1, 2], [3, 4]])
     (tmp_path / "r.tsv").write_bytes("\ufeffa\tb\n 1\t2\n3\t 4 \n".encode())
     np.testing.assert_array_equal(read(tmp_path / "r.tsv"), [[1, 2], [3, 4]])
 
@@ -220,7 +228,8 @@ def test_columns_are_chosen_and_ordered(tmp_path):
     assert "'id' holds string" in str(refused(tmp_path / "r.parquet"))
     taken = read(tmp_path / "r.parquet", columns=("weight", "sick"), labels_array="id")
     np.testing.assert_array_equal(taken, [[0.5, 1], [1.5, 0]])
-    assert "no columns ['size']" in str(refused(tmp_path / "r.parquet", columns=("size",)))
+    assert "no column 'size'; it has 'id'" in str(refused(tmp_path / "r.parquet", columns=("size",)))
+    assert str(refused(tmp_path / "r.parquet", columns=("wieght",))).endswith("; did you mean 'weight'?")
     assert "labels' is none of them" in str(refused(tmp_path / "r.parquet", columns=("age",), labels_array="age"))
 
 

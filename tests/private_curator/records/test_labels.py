@@ -6,6 +6,7 @@ import pytest
 from dpswd.private_curator.records.labels import LabelsInFile, class_count, class_names, load_labels
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.records.problems import RecordsRefused
 
 RECORDS = np.zeros((5, 3), dtype=np.float32)
 
@@ -31,6 +32,26 @@ def test_names_stand_for_their_places(tmp_path):
     for values in (["b", "a", "b", "b", "c"], [b"b", b"a", b"b", b"b", b"c"]):
         labels = _load(_npz(tmp_path, np.array(values)), array="x", labels_array="y", classes=("a", "b", "c"))
         np.testing.assert_array_equal(labels, [1, 0, 1, 1, 2])
+
+
+@pytest.mark.parametrize("written", ["{}", "{}.0"])
+def test_numbers_of_a_csv_are_classes_by_number_and_by_name(tmp_path, written):
+    lines = [f"{i}.5,{written.format(i % 2)}" for i in range(5)]
+    (tmp_path / "r.csv").write_text("\n".join(["u,sick", *lines]))
+    for classes in (2, ("healthy", "ill")):
+        labels = _load(tmp_path / "r.csv", labels_array="sick", classes=classes)
+        np.testing.assert_array_equal(labels, [0, 1, 0, 1, 0])
+    named = _load(_npz(tmp_path, np.array([0, 1, 1, 0, 1])), array="x", labels_array="y", classes=("healthy", "ill"))
+    np.testing.assert_array_equal(named, [0, 1, 1, 0, 1])
+
+
+def test_a_name_that_is_a_number_is_the_name(tmp_path):
+    own = {"array": "x", "labels_array": "y"}
+    labels = _load(_npz(tmp_path, np.array([1, 0, 0, 1, 1])), **own, classes=("1", "0"))
+    np.testing.assert_array_equal(labels, [0, 1, 1, 0, 0])
+    for mixed in (["0", "ill", "0", "1", "1"], ["ill", "0", "0", "1", "1"]):
+        with pytest.raises(DataInvalid, match="one of the 2 names"):
+            _load(_npz(tmp_path, np.array(mixed)), **own, classes=("healthy", "ill"))
 
 
 def test_a_table_and_a_separate_file_have_labels_too(tmp_path):
@@ -82,10 +103,11 @@ CANARY = 77
         (np.array(["a", "b", f"patient {CANARY}", "a", "a"]), 2, "name the classes"),
     ],
 )
-def test_a_label_outside_the_classes_is_refused_without_its_value(tmp_path, labels, classes, match):
-    with pytest.raises(DataInvalid, match=match) as refused:
+def test_a_label_outside_the_classes_is_refused_and_told_to_the_terminal_alone(tmp_path, labels, classes, match):
+    with pytest.raises(RecordsRefused, match=match) as refused:
         _load(_npz(tmp_path, labels), array="x", labels_array="y", classes=classes)
     assert str(CANARY) not in str(refused.value).replace(str(tmp_path), "")  # pytest numbers its directories
+    assert str(CANARY) in refused.value.in_full()
 
 
 def test_classes_without_labels_are_a_wrong_setting(tmp_path):

@@ -30,8 +30,8 @@ from dpswd.private_curator.settings import tree as settings
 from dpswd.private_curator.storage import home_directory as home
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core import errors
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 

@@ -14,8 +14,8 @@ from declarations import gradient, quantiles
 from torch import nn
 
 from dpswd.private_curator.steps import extraction
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.privacy import filter as privacy_filter
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)

@@ -14,7 +14,6 @@ from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards, ShardLost
 from dpswd.shared.core.errors import ExtractionStopped, LedgerUnavailable, RequestIdReused, RunFinished, StepGivenUp
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.core.mechanisms.sliced import SlicedRequest
@@ -22,6 +21,7 @@ from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
 from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents

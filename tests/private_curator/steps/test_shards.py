@@ -23,8 +23,9 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATIS
 from dpswd.shared.core.mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import LinearRun
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed
+from dpswd.shared.core.steps.computing import Laboratory, completed
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CPU = torch.device("cpu")

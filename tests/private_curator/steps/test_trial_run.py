@@ -17,12 +17,12 @@ from dpswd.private_curator.sandbox.process import WorkerFailed
 from dpswd.private_curator.steps import trial_run
 from dpswd.private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
 from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 
@@ -180,8 +180,8 @@ def test_a_trial_takes_what_the_slowest_records_need_on_a_quiet_machine():
 def test_a_trial_is_of_the_largest_request(make_hospital, module):
     hospital = make_hospital(RECORDS)
     admitted = hospital.admit(hospital.declare(module, gradient(rows(), SUM), batch_size=20))
-    made = admitted.mechanism.synthetic(admitted.declared, admitted.size, admitted.facts)
-    assert made.source.shape == (admitted.declared.source_features, 5)
+    made = admitted.asked(admitted.synthetic()).request
+    assert made.source.shape == (admitted.declaration.source_features, 5)
     assert made.adapted.shape == (48,)
     assert made.feature_map is not None
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from dpswd.private_curator.storage import uploads
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid
 
@@ -47,3 +50,26 @@ def test_a_file_that_a_crash_cut_short_counts_as_absent(store, tmp_path):
 def test_a_client_name_never_becomes_a_path(store):
     with pytest.raises(InvalidValue):
         store.put(Kind.GRAPH, b"graph", client="../evil", field="graph")
+
+
+def test_nobody_waits_until_another_client_s_bytes_are_on_the_disk(store, monkeypatch):
+    """Attack: all clients waited for one lock while large weights of one were written."""
+    write, begun, go_on = uploads.write_private, threading.Event(), threading.Event()
+
+    def slowly(path, data):
+        if data == b"slow":
+            begun.set()
+            assert go_on.wait(60)
+        write(path, data)
+
+    monkeypatch.setattr(uploads, "write_private", slowly)
+    slow = threading.Thread(target=store.put, args=(Kind.WEIGHTS, b"slow"), kwargs={"client": "a", "field": "weights"})
+    slow.start()
+    assert begun.wait(60)
+    other = threading.Thread(target=store.put, args=(Kind.GRAPH, b"quick"), kwargs={"client": "b", "field": "graph"})
+    other.start()
+    other.join(10)
+    waited = other.is_alive()
+    go_on.set()
+    slow.join(), other.join()
+    assert not waited

@@ -12,7 +12,6 @@ from torch import nn
 
 from dpswd import AllWeights, DomainAdaptation, Hospital
 from dpswd.private_curator.records.contract import check_contract, contract_of
-from dpswd.private_curator.records.problems import RecordsRefused
 from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.public_client.data.checks import require_features
@@ -21,6 +20,7 @@ from dpswd.public_client.replay.views import ImageView, view_for
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
 from dpswd.shared.protocol.contract import DataContract
+from dpswd.shared.records.problems import RecordsRefused
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PIXELS = DataContract(value_range=(0.0, 1.0), channel_mean=MEAN, channel_std=STD)

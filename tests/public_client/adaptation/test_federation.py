@@ -17,9 +17,9 @@ from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.methods import METHODS
 from dpswd.shared.core import errors
 from dpswd.shared.core.errors import InvalidValue, SettingsError
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply
 
 STEPS = 4
 WITH_ADAPTERS = ["adapter", "dp-dann"]

@@ -160,7 +160,7 @@ def test_ones_own_files_are_checked(tmp_path, tables):
 
 def test_a_charge_that_mostly_changed_nothing_is_made_on_a_word_alone(tables, monkeypatch):
     """198 of 218 measured replays on vectors kept the model: none is charged unless it is wished all the same."""
-    monkeypatch.setattr(run, "_compare_source", lambda *_: pytest.fail("the hospital was asked"))
+    monkeypatch.setattr(run, "_compared", lambda *_: pytest.fail("the hospital was asked"))
     words = ["train", *tables, "--source-epochs", 1, "--curator", "nowhere:1", "--credentials", "c"]
     refused = invoke(*words, "--method", "replay")
     assert refused.exit_code == 3

@@ -76,8 +76,8 @@ def test_the_winner_of_one_release_is_delivered_and_a_repeat_is_free(trained, tm
     winner = re.search(r"\): (adapted|control) is delivered", report["finding"])[1]
     assert figures[winner] == max(figures.values())
     assert report["outcome"] == ("kept" if winner == "adapted" else "control delivered")
-    assert (evaluation.run.mechanism.name, evaluation.run.declared.models) == ("evaluation", 2)
-    sigma = evaluation.run.declared.correct_sigma  # the planned noise: epsilon 0.5 alone
+    assert (evaluation.run.mechanism.name, evaluation.run.declaration.models) == ("evaluation", 2)
+    sigma = evaluation.run.declaration.correct_sigma  # the planned noise: epsilon 0.5 alone
     assert gaussian_delta(2.0**0.5 / sigma, epsilon=0.5) == pytest.approx(1e-5, rel=0.3)
     assert training.epsilon < hospital.describe().spent <= 1.5
     assert re.match(r"a private evaluation says control (9\d|100)\.\d, adapted ", report["finding"])
@@ -108,7 +108,7 @@ def test_accuracies_are_right_up_to_the_noise_that_was_paid_for(trained):
     assert told.winner in ("good", "again")
     (charge,) = hospital.curator.charges
     # Where one model is right and another wrong, three counts move: the price of the analytic Gaussian mechanism.
-    sigma = charge.run.declared.correct_sigma
+    sigma = charge.run.declaration.correct_sigma
     assert gaussian_delta(3.0**0.5 / sigma, epsilon=1.0) == pytest.approx(1e-5, rel=0.3)
 
 

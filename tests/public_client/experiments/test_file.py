@@ -134,6 +134,7 @@ def test_the_schema_describes_every_key():
         (["--curator", "a:1", "--curator", "b:2", "--credentials", "c"], "belong together"),
         (["--set", "epsilon"], "KEY=VALUE"),
         (["--method", "magic"], "there is no method 'magic'; allowed: ladder, source-only, control, replay"),
+        (["--method", "pseudolabels"], "did you mean 'pseudo-labels'"),
         (["--method", "swd", "--curator", "a:1", "--credentials", "c"], "needs the target itself"),
     ],
 )

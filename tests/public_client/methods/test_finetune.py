@@ -10,7 +10,7 @@ from torch import nn
 from dpswd import DomainAdaptation, Finetune, Hospital, MockCurator, Statistics, mock_description
 from dpswd.public_client.methods.public_view import folded, viewed_head
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 
 WIDTH, CLASSES = 6, 3
 MEANS = 1.5 * np.random.default_rng(21).normal(size=(CLASSES, WIDTH))

@@ -94,7 +94,7 @@ def test_where_nothing_or_little_is_told_the_model_is_kept(trained, records, eps
         moved = replace(moved, images=0.2 * moved.images + 0.8 * _data(records, 7).images)
     adaptation = _fitted(trained, _curator(moved), epsilon=epsilon)
     assert adaptation.reports[0]["outcome"] == "kept"
-    assert "kept" in adaptation.reports[0]["finding"]
+    assert "kept" not in adaptation.reports[0]["finding"]  # said once, by the outcome
     images = _data(50, 8).images
     with torch.no_grad():
         expected = trained[1](trained[0](images)).argmax(dim=1)

@@ -174,7 +174,7 @@ def test_a_release_that_is_mostly_noise_decides_nothing_and_hardly_moves():
         found = _verdict(observed)
         assert found.outcome in (AS_IT_IS, UNDECIDED)
         assert np.linalg.norm(found.move) < 0.2 * np.linalg.norm(observed.moved)
-        assert "kept" in str(found)
+        assert "kept" not in str(found)  # whoever shows it says so, once
 
 
 def test_weak_layers_are_hardly_moved():

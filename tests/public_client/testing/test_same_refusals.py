@@ -17,11 +17,11 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, new_request_id
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 

@@ -35,7 +35,6 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     StatisticsReply,
     StatisticsRequest,
 )
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.distributions.mechanism import (
     DistributionsDeclaration,
     DistributionsReply,
@@ -45,14 +44,15 @@ from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration, SumsReply, SumsRequest
 from dpswd.shared.core.mechanisms.interface import Payload
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration, ScoresReply, ScoresRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
 
 RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientReply
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply
 
 ROWS = SlicedReply(b"s" * 32, GridArray(np.zeros((2, 3), dtype=np.int16), 0.5, "int16"))
 

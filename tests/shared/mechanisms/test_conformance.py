@@ -33,11 +33,12 @@ from dpswd.private_curator.serving.server import CuratorServer
 from dpswd.private_curator.settings import tree
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import BudgetExhausted, RequestIdReused, RequestInvalid, RunFinished
+from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.evaluation import counts
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
-from dpswd.shared.core.steps.admission import AdmittedRun, admit_run, admit_step
+from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, step_digest
@@ -123,7 +124,7 @@ def _nothing_uploaded(digest: str) -> Any:
 
 def _admitted_step(bench: Bench, payload: bytes) -> Any:
     run = _admitted(bench, bench.case.declaration.to_bytes())
-    return admit_step(run, payload, public=_nothing_uploaded, limits=LIMITS)
+    return run.admit_step(payload, public=_nothing_uploaded, limits=LIMITS)
 
 
 def _refused_fields(call: Any, *arguments: Any) -> set[str]:

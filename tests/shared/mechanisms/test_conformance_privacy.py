@@ -15,9 +15,9 @@ from scipy.stats import beta, norm
 
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
+from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.interface import RunSize
 from dpswd.shared.core.privacy.events import RunEvent
-from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.rows.mechanism import LABELLED_ROWS, LabelledRows
 
@@ -140,7 +140,7 @@ def _coarser(roots: np.ndarray, law: np.ndarray, count: int) -> tuple[np.ndarray
 @by_case
 def test_one_step_on_all_records_costs_what_the_gaussian_profile_says(case):
     bench = _bench(case, records=RECORDS)
-    event = run_event(bench.mechanism, case.declaration, RunSize(RECORDS, 1), bench.facts)
+    event = Declared(bench.mechanism, case.declaration, RunSize(RECORDS, 1), bench.facts).event
     price = calibration.epsilon(event, DELTA)
     lower, upper = (_gaussian(*_roots(event, upper=side)) for side in (False, True))
     assert lower * (1 - 1e-6) <= price <= FACTOR * upper, (lower, price, upper)
@@ -152,7 +152,7 @@ def test_a_run_costs_at_most_what_autodp_says_and_at_least_what_one_step_attains
     """autodp's Theorem 27, composed and converted by the classic formula; and a pair of data sets with that epsilon."""
     bench = _bench(case, records=RECORDS)
     steps = 30
-    event = run_event(bench.mechanism, case.declaration, RunSize(case.batch, steps), bench.facts)
+    event = Declared(bench.mechanism, case.declaration, RunSize(case.batch, steps), bench.facts).event
     checked = check_with_autodp(event)
     price = calibration.epsilon(event, DELTA)
     composed = (
@@ -169,7 +169,7 @@ def test_a_price_that_is_too_low_would_be_found():
     """The bracket is narrow enough: noise of 1.1 times what is declared does not cost what is declared."""
     for case in CASES:
         bench = _bench(case, records=RECORDS)
-        event = run_event(bench.mechanism, case.declaration, RunSize(RECORDS, 1), bench.facts)
+        event = Declared(bench.mechanism, case.declaration, RunSize(RECORDS, 1), bench.facts).event
         cheaper = replace(event.step, parts=tuple(replace(part, sigma=1.1 * part.sigma) for part in event.step.parts))
         assert calibration.epsilon(RunEvent(cheaper, 1), DELTA) < _gaussian(*_roots(event, upper=False))
 

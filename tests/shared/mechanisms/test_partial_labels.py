@@ -13,19 +13,19 @@ from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.counts import number_weight
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration
 from dpswd.shared.core.steps.admission import admit_run, offered
 from dpswd.shared.core.steps.computing import SecretSample
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights

@@ -10,8 +10,8 @@ from conformance_cases import CASES, CLASSES, INPUTS, RECORDS
 from hospital import NoNoise
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, Shard, ShardSum, added
-from dpswd.shared.core.steps.computing import Laboratory, LinearRun, completed, summed
+from dpswd.shared.core.mechanisms.linear import LinearMechanism, LinearRun, Reach, Shard, ShardSum, added
+from dpswd.shared.core.steps.computing import Laboratory, completed, summed
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.session import DirectSession
 
@@ -52,7 +52,7 @@ def test_what_records_add_is_within_reach_and_fills_a_fair_part_of_it(case):
             run, part = honest(case, values, labels, factor=factor)
             assert run.checked(part) is part
     run, part = honest(case, np.full((RECORDS, INPUTS), 1e15, np.float32), np.zeros(RECORDS, np.int64), factor=1e10)
-    for reach, sums in zip(run.mechanism.reaches(run.declared, run.facts), part.sums, strict=True):
+    for reach, sums in zip(run.reaches(), part.sums, strict=True):
         sizes = np.abs(sums).sum(axis=reach.axes) if reach.counts else np.sqrt(np.square(sums * 1.0).sum())
         assert not sums.any() or np.max(sizes) > 0.2 * RECORDS * reach.most
 
@@ -62,7 +62,7 @@ def test_what_records_add_is_within_reach_and_fills_a_fair_part_of_it(case):
 def test_a_lie_in_every_cell_of_any_array_is_refused(case, lie):
     run, part = honest(case, *mixed())
     run.checked(part)
-    reaches = run.mechanism.reaches(run.declared, run.facts)
+    reaches = run.reaches()
     for place, (reach, own) in enumerate(zip(reaches, part.sums, strict=True)):
         if not own.size or (not reach.counts and abs(lie) <= RECORDS * reach.most):  # of features: a small lie
             continue
@@ -74,7 +74,7 @@ def test_a_lie_in_every_cell_of_any_array_is_refused(case, lie):
 @by_case
 def test_no_count_may_be_negative(case):
     run, part = honest(case, *mixed())
-    counted = [at for at, reach in enumerate(run.mechanism.reaches(run.declared, run.facts)) if reach.counts]
+    counted = [at for at, reach in enumerate(run.reaches()) if reach.counts]
     for place in counted:
         false = tuple(array - 1 if at == place and array.size else array for at, array in enumerate(part.sums))
         if false[place].min(initial=0) < 0:

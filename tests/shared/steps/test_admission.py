@@ -10,16 +10,16 @@ from declarations import critic, evaluation, gradient, quantiles, rows
 
 from dpswd.private_curator.serving.wire import check_request_id
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
 from dpswd.shared.core.mechanisms.sliced import SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
-from dpswd.shared.core.steps.admission import admit_run, admit_step, offered
+from dpswd.shared.core.steps.admission import admit_run, offered
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 DATA = DataSetFacts(records=1000, record_shape=(8,))
@@ -47,7 +47,7 @@ def _unknown(digest):
 
 def _step(request=REQUEST, *, run=None, public=_unknown):
     payload = request if isinstance(request, bytes) else request.to_bytes()
-    return admit_step(run or _run(), payload, public=public, limits=LIMITS)
+    return (run or _run()).admit_step(payload, public=public, limits=LIMITS).request
 
 
 def test_a_declaration_becomes_the_event_that_prices_it():

@@ -17,7 +17,6 @@ import torch
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.sums import ClassSums, feature_bits
-from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, RunSize
 from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.rounded_features import radius
@@ -161,7 +160,7 @@ class ClassStatistics(LinearMechanism[StatisticsDeclaration, StatisticsRequest, 
         d = facts.model.feature_dimension
         values, most = (
             declared.values(d),
-            min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - FRAMING_BYTES) // width),
+            min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - protocol.FRAMING_BYTES) // width),
         )
         if values > most:
             text = f"computes {d} features, whose sums have {values} values; at most {most} are sent"

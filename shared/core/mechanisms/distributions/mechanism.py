@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.distributions.encoding import (
     CELLS,
     THRESHOLDS,
@@ -234,7 +233,7 @@ def _too_large(declared: DistributionsDeclaration, dimension: int, facts: Facts,
         width = BYTES[declared.grid(facts.data.records)[1]]
     except InvalidValue as error:
         return [*broken, ("declaration.sigma", str(error))]
-    fit = min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - FRAMING_BYTES) // width)
+    fit = min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - protocol.FRAMING_BYTES) // width)
     if declared.values > fit:
         text = f"make {declared.values} values; at most {fit} are sent: use fewer, or fewer directions"
         broken.append(("declaration.coefficients", text))

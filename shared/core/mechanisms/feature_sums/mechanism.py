@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, LabelArray, Limits, RunSize, Session
 from dpswd.shared.core.mechanisms.linear import Integers, LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.rounded_features import radius, rounded_features
@@ -129,7 +128,7 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
             broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))
         broken += _adapted_violations("declaration.adapted_parameters", declared.adapted, names, facts)
         d = facts.model.feature_dimension
-        most = min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - FRAMING_BYTES) // width)
+        most = min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - protocol.FRAMING_BYTES) // width)
         if d > most:
             broken.append(("parameters.graph_digest", f"computes {d} features; sums of at most {most} are sent"))
         return broken + map_violations(declared.feature_map, facts, "declaration.feature_map")

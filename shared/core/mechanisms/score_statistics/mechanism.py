@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.clipped_sum import FRAMING_BYTES
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, RunSize
 from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.score_statistics.geometry import ROUNDED, released_values, sensitivity
@@ -167,7 +166,7 @@ class ScoreStatistics(LinearMechanism[ScoresDeclaration, ScoresRequest, ScoresRe
             width = BYTES[declared.grid(facts.data.records)[1]]
         except InvalidValue as error:
             return [("declaration.sigma", str(error))]
-        room = max(0, limits.max_message_bytes - FRAMING_BYTES)
+        room = max(0, limits.max_message_bytes - protocol.FRAMING_BYTES)
         most = min(protocol.MAX_RELEASE_VALUES, room // width)
         if declared.values <= most:
             return []

@@ -14,11 +14,11 @@ from torch.nn import functional
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
 from dpswd.shared.core.errors import BudgetExhausted, RequestInvalid
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
 from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 
 N, INPUTS = 40, 5
 RECORDS = np.random.default_rng(4).normal(size=(N, INPUTS)).astype(np.float32)

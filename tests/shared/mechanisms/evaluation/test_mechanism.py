@@ -14,10 +14,10 @@ from torch import nn
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
 from dpswd.shared.core.errors import BudgetExhausted, RequestInvalid, RunFinished
+from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.privacy.events import BoundedSum
-from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 
 N, INPUTS, CLASSES = 60, 4, 3
@@ -45,7 +45,7 @@ def _declare(hospital, model, declared=DECLARED, *, batch_size=N):
 
 
 def _event(declared):
-    return run_event(EVALUATION, declared, RunSize(batch=N), FACTS)
+    return Declared(EVALUATION, declared, RunSize(batch=N), FACTS).event
 
 
 def _in_records(released):

@@ -15,9 +15,9 @@ from dpswd.private_curator.steps.shards import shards
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from dpswd.shared.core.mechanisms.linear import added
+from dpswd.shared.core.mechanisms.linear import LinearRun, added
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.steps.computing import LinearRun, SecretSample
+from dpswd.shared.core.steps.computing import SecretSample
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights
@@ -63,9 +63,9 @@ def _released(values, declared, request=None, *, noise=None, parts=1):
     facts = _facts(len(values))
     run = LinearRun(FEATURE_SUMS, FEATURE_SUMS.stepped(declared, request or SumsRequest()), facts)
     everything = SecretSample(_Table(values.astype(np.float32)), None, None)
-    sums = [FEATURE_SUMS.summed(run.declared, facts, shard, everything, MODEL, CPU) for shard in shards(facts, parts)]
+    sums = [run.summed(shard, everything, MODEL, CPU) for shard in shards(facts, parts)]
     total = added(sums, records=len(values))
-    return FEATURE_SUMS.released(run.declared, facts, total, noise or _Silence()).sum.to_numpy()
+    return FEATURE_SUMS.released(run.declaration, facts, total, noise or _Silence()).sum.to_numpy()
 
 
 def test_opposite_records_beyond_the_clip_move_the_sum_by_one_and_no_more():

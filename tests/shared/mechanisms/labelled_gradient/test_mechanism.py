@@ -17,10 +17,10 @@ from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.core.mechanisms.labelled_gradient.mechanism import entropy_cotangents
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import entropy_cotangents
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 

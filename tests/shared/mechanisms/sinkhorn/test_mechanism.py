@@ -14,9 +14,9 @@ from hospital import NoNoise
 
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.shared.accounting import calibration
+from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.interface import RunSize
 from dpswd.shared.core.noise.clipping import clip_records
-from dpswd.shared.core.steps.admission import run_event
 from dpswd.shared.published_mechanisms.sinkhorn import mechanism
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornRequest
 from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
@@ -113,7 +113,7 @@ def test_the_noise_has_the_declared_deviation():
 def test_a_run_costs_what_a_gaussian_of_sensitivity_2c_costs():
     """Whatever the gradient's dimension: the grid is so fine that it costs nothing."""
     bench = _bench(clip_norm=0.5, sigma=1.1)
-    event = run_event(SINKHORN, bench.case.declaration, RunSize(BATCH, 1), bench.facts)
+    event = Declared(SINKHORN, bench.case.declaration, RunSize(BATCH, 1), bench.facts).event
     assert event.step.shift().constant == pytest.approx((2 * 0.5 / 1.1) ** 2, rel=1e-4)
-    dearer = run_event(SINKHORN, replace(bench.case.declaration, clip_norm=0.55), RunSize(BATCH, 1), bench.facts)
+    dearer = Declared(SINKHORN, replace(bench.case.declaration, clip_norm=0.55), RunSize(BATCH, 1), bench.facts).event
     assert calibration.epsilon(event, 1e-5) < calibration.epsilon(dearer, 1e-5)

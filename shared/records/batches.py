@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dpswd.private_curator.records.problems import RecordsRefused
+from dpswd.shared.records.problems import RecordsRefused
 
 Array = npt.NDArray[np.generic]
 
@@ -30,6 +30,37 @@ class Format(enum.StrEnum):
     ARROW = "arrow"
     CSV = "csv"
     IMAGES = "images"
+
+
+SUFFIXES: dict[str, Format] = {
+    ".npy": Format.NPY,
+    ".npz": Format.NPZ,
+    **dict.fromkeys((".parquet", ".pq"), Format.PARQUET),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), Format.ARROW),
+    **dict.fromkeys((".csv", ".tsv"), Format.CSV),
+}
+TABLES = (Format.PARQUET, Format.ARROW, Format.CSV)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a table is read.
+
+    Attributes:
+        columns: that make a record, in order; None for all but the labels'.
+        labels: the labels' column, or None.
+        unlabelled: the label of records that have none; None where each must have one.
+        delimiter: between the cells of CSV; None as the file's name tells.
+        header: whether the first line of CSV names the columns: yes, no or auto.
+        called: what the reader who is told of a refusal knows one of these as.
+    """
+
+    columns: tuple[str, ...] | None = None
+    labels: str | None = None
+    unlabelled: str | None = None
+    delimiter: str | None = None
+    header: str = "auto"
+    called: Callable[[str], str] = str
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dpswd.private_curator.records.batches import Array, Batch, Format, Layout, check_finite, rows_per_batch
-from dpswd.private_curator.records.persons import person_note
-from dpswd.private_curator.records.problems import RecordsRefused, refusing
-from dpswd.private_curator.records.text import CsvTable
-from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.shared.records.batches import Array, Batch, Format, Layout, Reading, check_finite, rows_per_batch
+from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
+from dpswd.shared.records.text import CsvTable
 
 _READ_BYTES = 1 << 16  # of each column at a time: a row group may be as large as the file
 _BATCH_ROWS = 4096
-_NO_LABEL = (
-    "a label is missing; add it or, if records may have none, name one for them in records.unlabelled (--unlabelled; a "
-    "whole number, such as -1, where labels are numbers)"
-)
 
 
 class TableSource:
@@ -35,9 +29,9 @@ class TableSource:
     Args:
         path: the file.
         kind: Parquet, Arrow or CSV.
-        settings: which columns are a record's, and how a CSV file is written.
+        reading: which columns are a record's, and how a CSV file is written.
         without: a column that is no value of a record, besides the labels'.
-        missing: what is said where a label is missing.
+        missing: what is said where a label is missing, by default how to name one for none.
 
     Raises:
         RecordsRefused: no such column, a column that is no number, or a file that cannot be read.
@@ -47,20 +41,24 @@ class TableSource:
         self,
         path: Path,
         kind: Format,
-        settings: RecordsSettings,
+        reading: Reading,
         *,
         without: str | None = None,
-        missing: str = _NO_LABEL,
+        missing: str = "",
     ) -> None:
         self._path = path
-        self._missing = missing
+        self._called = reading.called
+        self._missing = missing or (
+            f"a label is missing; add it or, if records may have none, name one for them in "
+            f"{self._called('unlabelled')} (a whole number, such as -1, where labels are numbers)"
+        )
         self._format = kind
-        self._text = CsvTable(path, settings.delimiter, settings.header) if kind is Format.CSV else None
+        self._text = CsvTable(path, reading) if kind is Format.CSV else None
         with self._readable():
             names, count = self._names_and_count()
-        self._labels = settings.labels_array
-        self._unlabelled = settings.unlabelled
-        self.columns = self._choose(names, settings.columns, without)
+        self._labels = reading.labels
+        self._unlabelled = reading.unlabelled
+        self.columns = self._choose(names, reading.columns, without)
         """The columns of a record, in order."""
         self._width = 0
         self._width = self._measure()
@@ -71,7 +69,7 @@ class TableSource:
             count=count,
             columns=self.columns if self._width == len(self.columns) else (),
             labels=self._labels or "",
-            notes=(self._text.notes if self._text is not None else ()) + person_note(self.columns),
+            notes=self._text.notes if self._text is not None else (),
         )
 
     def batches(self) -> Iterator[Batch]:
@@ -108,11 +106,11 @@ class TableSource:
         wanted = tuple(name for name in chosen if name != without)
         missing = [name for name in (*wanted, *filter(None, (self._labels, without))) if name not in names]
         if missing:
-            raise RecordsRefused(f"{self._path} has no columns {missing}; it has {list(names)}")
+            raise RecordsRefused(f"{self._path} has no column {missing[0]!r}; {no_such(missing[0], names)}")
         if not wanted or (self._labels in wanted) or len(set(wanted)) != len(wanted):
             raise RecordsRefused(
                 f"{self._path}: a record needs at least one column, each once, and the labels' is none of them; name "
-                "them in records.columns"
+                f"them in {self._called('columns')}"
             )
         return wanted
 
@@ -129,7 +127,8 @@ class TableSource:
         found = [self._values(first.column(i), name, 0) for i, name in enumerate(self.columns)]
         if len(found) > 1 and any(column.ndim > 1 for column in found):
             raise RecordsRefused(
-                f"{self._path}: a column of lists stands for the whole record; name it alone in records.columns"
+                f"{self._path}: a column of lists stands for the whole record; name it alone in "
+                f"{self._called('columns')}"
             )
         return len(found) if found[0].ndim == 1 else found[0].shape[1]
 
@@ -166,7 +165,7 @@ class TableSource:
             return self._list_values(column, name, start)
         raise RecordsRefused(
             f"{self._path}: column {name!r} holds {kind} and no numbers; name the columns that make a record in "
-            "records.columns, or the labels' in records.labels_array"
+            f"{self._called('columns')}, or the labels' in {self._called('labels')}"
         )
 
     def _list_values(self, column: Any, name: str, start: int) -> Array:

@@ -7,9 +7,12 @@ own terminal: ``str`` leaves it out, and so does everything that could get into 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 
 from dpswd.shared.core.errors import DataInvalid
+
+_SHOWN = 10
 
 
 class RecordsRefused(DataInvalid):
@@ -17,15 +20,24 @@ class RecordsRefused(DataInvalid):
 
     Attributes:
         location: where the first offence is, for the operator's terminal only; empty if it has no location.
+        found: the values that were found, for the same eyes only.
     """
 
-    def __init__(self, text: str, *, location: str = "") -> None:
+    def __init__(self, text: str, *, location: str = "", found: Sequence[str] = ()) -> None:
         super().__init__(text)
-        self.location = location
+        self.location, self.found = location, found
 
     def in_full(self) -> str:
-        """The refusal with the location of the first offence."""
-        return f"{self} (first at {self.location})" if self.location else str(self)
+        """The refusal with the location of the first offence, and what was found."""
+        more = f" and {len(self.found) - _SHOWN} more" * (len(self.found) > _SHOWN)
+        found = f" (found: {', '.join(map(repr, self.found[:_SHOWN]))}{more})" if self.found else ""
+        return str(self) + (f" (first at {self.location})" if self.location else "") + found
+
+
+def no_such(name: str, known: Sequence[str]) -> str:
+    """What there is in the place of a name that is not there."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"it has {', '.join(map(repr, known))}" + "".join(f"; did you mean {each!r}?" for each in near)
 
 
 @contextlib.contextmanager

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.core.mechanisms.interface import Facts, LabelArray, Limits, RunSize
-from dpswd.shared.core.mechanisms.loss_gradient import LossGradient
 from dpswd.shared.core.noise.clipping import neutralise
 from dpswd.shared.core.wire.checks import Violation
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.payloads import MessagePayload
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradient
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Annotated, Protocol, TypeVar
 
 from torch import Tensor
 
-from dpswd.shared.core.mechanisms.clipped_sum import ClippedSum, SummedGradient
 from dpswd.shared.core.mechanisms.interface import (
     Facts,
     FloatArray,
@@ -27,6 +26,7 @@ from dpswd.shared.core.privacy.events import Part
 from dpswd.shared.core.wire.checks import Violation
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum, SummedGradient
 
 
 class SumDeclaration(Payload, Protocol):

@@ -15,15 +15,12 @@ from torch import Tensor
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, RunSize
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource
-from dpswd.shared.core.noise.sanitized import gradient_step, release_gradient
 from dpswd.shared.core.privacy.events import SanitizedGradient
 from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import Violation, positive
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-
-FRAMING_BYTES = 4096
-"""Of a reply besides its values: seed, receipt, shapes."""
+from dpswd.shared.published_mechanisms.sanitized import gradient_step, release_gradient
 
 SummedGradient = Annotated[GridArray, Wire(shape=("p",), most=protocol.MAX_ADAPTED_PARAMETERS)]
 """The noised sum of clipped per-record gradients, (p,), in replies."""
@@ -63,7 +60,7 @@ class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declar
         size = facts.model.size(self.parameters)
         if size > limits.max_adapted_parameters:
             broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))
-        if 4 * size + FRAMING_BYTES > limits.max_message_bytes // 2:
+        if 4 * size + protocol.FRAMING_BYTES > limits.max_message_bytes // 2:
             most = limits.max_message_bytes // 2
             broken.append((field, f"have {size} values; gradients of at most {most} bytes are sent"))
         if size * run.batch > limits.max_gradient_values:

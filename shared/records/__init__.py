@@ -1,0 +1,1 @@
+"""Records in files, as both parties read them: formats, tables, and refusals that know their place."""

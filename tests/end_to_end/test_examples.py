@@ -1,0 +1,60 @@
+"""The examples, run as they stand in an empty folder: a script, and notebooks of which only the code is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+TOLD = {
+    "images.ipynb": "before",
+    "table.ipynb": "log-loss before",
+    "published.ipynb": "the adapted model gets",
+    "own_table.py": "Your model",
+}
+"""What each says in the end."""
+
+
+def cells(notebook: Path) -> list[dict]:
+    return json.loads(notebook.read_text())["cells"]
+
+
+def as_script(notebook: Path) -> str:
+    """The code of all cells; what a notebook types at a shell after ``!`` must succeed."""
+    code = ["import subprocess"]
+    for cell in cells(notebook):
+        if cell["cell_type"] == "code":
+            for line in "".join(cell["source"]).splitlines():
+                code.append(f"subprocess.run({line[1:]!r}, shell=True, check=True)" if line[:1] == "!" else line)
+    return "\n".join(code)
+
+
+def test_there_are_three_notebooks_without_outputs_and_a_script_of_forty_lines():
+    assert {path.name for path in (*NOTEBOOKS, EXAMPLES / "own_table.py")} == set(TOLD)
+    assert len((EXAMPLES / "own_table.py").read_text().splitlines()) <= 40
+    for cell in (cell for notebook in NOTEBOOKS for cell in cells(notebook)):
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.end_to_end
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TOLD)
+def test_an_example_runs(name, tmp_path):
+    path = EXAMPLES / name
+    code = path.read_text() if path.suffix == ".py" else as_script(path)
+    own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **own}, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    print(done.stdout)
+    assert TOLD[name] in done.stdout
+    assert (tmp_path / "adapted.safetensors").is_file() == (name != "table.ipynb")
