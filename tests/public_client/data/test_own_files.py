@@ -46,7 +46,7 @@ def test_parquet_and_npz_give_the_same(csv, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reading", "told"),
     [
-        (CSV, Reading(labels="il"), "has no columns ['il']; it has ['age', 'chol', 'ill']; did you mean 'ill'?"),
+        (CSV, Reading(labels="il"), "has no column 'il'; it has 'age', 'chol', 'ill'; did you mean 'ill'?"),
         (CSV, Reading(), "has no columns ['label']; it has ['age', 'chol', 'ill']; --label names"),
         (CSV, Reading(labels="age"), "column 'ill' holds text that is no number; correct it, name the columns that"),
         (CSV.replace("no", "0").replace("yes", "2"), Reading(labels="ill"), "labels are 0, 2; needed are 0, 1, ..."),
