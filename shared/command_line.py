@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 
@@ -12,6 +15,14 @@ class Commands(click.Group):
     """A group whose help lists its commands by how often they are typed; each command belongs to one of the lists."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command; a reader that closes the pipe early ends it in silence, as it ends other programs."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer goes nowhere
+            return ctx.exit(128 + signal.SIGPIPE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands, those of every day first."""

@@ -13,11 +13,11 @@ class Network:
 
     Args:
         directory: where the socket is made; short, as sockets' paths are.
-        server: the socket of a server.
+        server: the socket of a server; may be another one from any moment on.
     """
 
     def __init__(self, directory: Path, server: Path) -> None:
-        self.directory, self._server = directory, server
+        self.directory, self.server = directory, server
         self._near = socket.socket(socket.AF_UNIX)
         self._near.bind(str(directory / server.name))
         self._near.listen()
@@ -60,7 +60,7 @@ class Network:
         self._whole.wait()
         server = socket.socket(socket.AF_UNIX)
         try:
-            server.connect(str(self._server))
+            server.connect(str(self.server))
         except OSError:
             client.close()
             return

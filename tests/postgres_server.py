@@ -12,7 +12,9 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psycopg
 from cryptography import x509
@@ -47,11 +49,20 @@ class PostgresServer:
     everybody does.
     """
 
-    def __init__(self, parent: Path | None = None, *, of: PostgresServer | None = None) -> None:
+    def __init__(
+        self,
+        parent: Path | None = None,
+        *,
+        of: PostgresServer | None = None,
+        through: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Makes the cluster in a new directory under `parent`, by default in memory, and starts its server.
 
-        With `of` it is a standby of that server, and gets the log of its writes.
+        With `of` it is a standby of that server, and gets the log of its writes, `through` a socket in another
+        directory than the server's own.
         """
+        self._environment = environment
         self._programs = _programs()
         self._user = _user()
         if parent is None:
@@ -65,7 +76,7 @@ class PostgresServer:
             if self._user is not None:
                 shutil.chown(self.directory, self._user)
             if of is not None:
-                self._follow(of)
+                self._follow(of, through or of.directory)
                 return
             self._run("initdb", "--pgdata", str(self.data), "--username", "postgres", "--no-sync", "--encoding", "UTF8",
                       "--locale", "C", "--auth", "trust")  # fmt: skip
@@ -84,8 +95,8 @@ class PostgresServer:
             self.close()
             raise
 
-    def _follow(self, primary: PostgresServer) -> None:
-        place = ["--host", str(primary.directory), "--port", str(primary.port), "--username", "postgres"]
+    def _follow(self, primary: PostgresServer, through: Path) -> None:
+        place = ["--host", str(through), "--port", str(primary.port), "--username", "postgres"]
         self._run("pg_basebackup", *place, "--pgdata", str(self.data), "--write-recovery-conf", "--checkpoint=fast",
                   "--no-sync")  # fmt: skip
         self.password = primary.password
@@ -100,6 +111,18 @@ class PostgresServer:
         """The standby becomes the server that takes writes."""
         with self.administer() as connection:
             assert connection.execute("SELECT pg_promote(true, 60)").fetchone() == (True,)
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.directory / f".s.PGSQL.{self.port}"
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every process of the server."""
+        assert self.process is not None
+        for pid in (self.process.pid, *_children(self.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     @property
     def root_certificate(self) -> Path:
@@ -134,8 +157,9 @@ class PostgresServer:
         with (self.directory / "log").open("ab") as log:
             # A session of its own: an interrupt at the keyboard is the tests', not the server's.
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, user=self._user, start_new_session=True, cwd=self.directory
-            )
+                command, stdout=log, stderr=log, user=self._user, start_new_session=True, cwd=self.directory,
+                env={**os.environ, **self._environment},
+            )  # fmt: skip
         deadline = time.monotonic() + START_S
         while True:
             try:

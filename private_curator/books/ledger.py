@@ -195,7 +195,9 @@ class Ledger(OperatorActs, ClientActs):
             if receipt is None:
                 continue
             if receipt.signed_by(self.public_key) and lacks(session, receipt):
-                self._stop(receipt)
+                with self.location.reading() as later:  # the receipt may be younger than the session's view
+                    if lacks(later, receipt):
+                        self._stop(receipt)
             self._accounted.add(receipt.signature)
         last = head(session)
         return None if last is None or (noted is not None and last.seq <= noted.seq) else last
@@ -240,9 +242,12 @@ class Ledger(OperatorActs, ClientActs):
         try:
             super()._refresh(connection)
         except LedgerCorrupt:
-            if self._witness is not None:
-                self.look(connection)  # what no failover forgets is missing for all replicas, not for this one alone
-            raise
+            if self._witness is None:
+                raise
+            self.look(connection)  # what no failover forgets is missing for all replicas, not for this one alone
+            # It lacks only what nobody relied on: of a commit that the lost primary had alone.
+            self._books, self._seen = Register(self.accounting), None
+            super()._refresh(connection)
 
     def _missing(self, session: Session) -> list[SignedEntry]:
         return [entry for entry in self.location.missing(session) if entry.signature not in self._accounted]

@@ -37,6 +37,7 @@ class Witness:
         self.path = path
         self._mutex = threading.Lock()
         self._newest = 0
+        self._before = self.entry()  # what is noted while the ledger is read, that view of it need not hold
         self.noted: SignedEntry | None = None
         """The newest entry that this process has noted, whether the file took it or not."""
 
@@ -75,7 +76,9 @@ class Witness:
             LedgerCorrupt: it lacks the noted entry, or holds charges while nothing intact is noted, and the operator
                 has not accepted that in writing.
         """
-        noted = self.entry()
+        noted, now = self._before, self.entry()
+        if now is not None and now != noted:  # another program on this ledger has noted what it wrote meanwhile
+            self.noted, self._newest = now, now.seq
         if noted is None:
             if session.execute(_CHARGED, (Kind.RUN_OPENED.value,)).fetchone() is not None:
                 raise LedgerCorrupt(

@@ -65,7 +65,7 @@ class Program(Commands):
         """Runs the command."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except Exception as error:  # noqa: BLE001 - the boundary of the program
             # What serves writes to a log that others may read; the place of an offence is for a terminal.

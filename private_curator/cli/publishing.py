@@ -75,7 +75,7 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
     show(
         {
             "file": str(out),
-            "epsilon": made.message.run.epsilon,
+            "alone": made.message.run.epsilon,
             "delta": made.message.description.data_set_budget.delta,
             "charged_now": charged,
             "run": made.message.run.run_id,

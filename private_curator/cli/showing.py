@@ -119,18 +119,22 @@ def _show_one(value: Mapping[str, Any], title: str) -> None:
 def _show_rows(rows: Sequence[Mapping[str, Any]], title: str, names: Sequence[str], narrow: bool) -> None:
     if title:
         click.echo(textwrap.fill(title, _columns(_UNLIMITED)))
+    cells = [
+        {name: _cell("spent" if name == "epsilon" else name, row[name], narrow=narrow) for name in names}
+        for row in rows
+    ]
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name in names:
-        cells = [row[name] for row in rows]
-        number = all(isinstance(cell, int | float) or cell is None for cell in cells)
-        words = any(isinstance(cell, str) and " " in cell for cell in cells)
+        values = [row[name] for row in rows]
+        number = all(isinstance(value, int | float) or value is None for value in values)
+        words = any(isinstance(value, str) and " " in value for value in values)
         label = _LABELS.get(name, name.replace("_", " "))
         if narrow:
-            room = max(len(_cell(name, cell, narrow=True)) for cell in cells)
+            room = max(len(row[name]) for row in cells)
             label = textwrap.fill(label, max(room, *map(len, label.split())))
         table.add_column(label, justify="right" if number else "left", no_wrap=not words, overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(name, row[name], narrow=narrow) for name in names))
+    for row in cells:
+        table.add_row(*row.values())
     # A pipe has no width: nothing is cut there. Both sizes are given: else a dumb terminal has 80.
     width = _columns(_UNLIMITED) if narrow else _UNLIMITED
     Console(file=sys.stdout, width=width, height=100, markup=False, highlight=False).print(table)

@@ -80,7 +80,7 @@ class _LazyGroup(Commands):
             if (page := page_of(error)) is not None:
                 click.echo(f"see {page}", err=True)
             sys.exit(exit_code(error))
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _STORAGE_ADVICE:

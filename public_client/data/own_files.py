@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.shared.core.errors import DataInvalid, SettingsError
 from dpswd.shared.core.wire.limits import MAX_CLASSES, UNLABELLED
 from dpswd.shared.records.batches import SUFFIXES, TABLES, Format, Reading
-from dpswd.shared.records.problems import RecordsRefused
+from dpswd.shared.records.problems import RecordsRefused, no_such
 
 _KINDS = "an .npz with the arrays x and y, or a table (.csv, .tsv, .parquet, .arrow) with a column of labels"
 _CALLED = {"labels": "--label", "columns": "data.columns", "header": "data.header"}
@@ -71,16 +70,16 @@ def _arrays(path: Path, label: str | None) -> tuple[npt.NDArray[np.float32], npt
     name = label or "y"
     try:
         with np.load(path, allow_pickle=False) as archive:
-            missing = [wanted for wanted in ("x", name) if wanted not in archive.files]
-            if missing:
-                hint = _meant(missing[0], archive.files) if missing == [name] else ""
-                raise DataInvalid(
-                    f"{path} holds no array {missing[0]!r}; needed are x, the records, and {name}, the labels "
-                    f"(--label names another). It holds {', '.join(archive.files)}{hint}"
-                )
-            x, y = archive["x"], archive[name]
+            held = list(archive.files)
+            found = {wanted: archive[wanted] for wanted in ("x", name) if wanted in held}
     except (ValueError, OSError, EOFError) as error:
         raise DataInvalid(f"{path} cannot be read as an .npz of plain arrays: {error}") from error
+    if missing := [wanted for wanted in ("x", name) if wanted not in held]:
+        raise DataInvalid(
+            f"{path} holds no array {missing[0]!r}; needed are x, the records, and {name}, the labels (--label names "
+            f"another); {no_such(missing[0], held)}"
+        )
+    x, y = found["x"], found[name]
     if x.ndim < 2 or y.shape != (len(x),) or not len(x) or x.dtype.kind not in "fiu":
         raise DataInvalid(
             f"{path}: x has shape {x.shape} of {x.dtype} and {name} {y.shape}; needed are numbers (n, ...) and (n,), n "
@@ -111,7 +110,7 @@ def _table(
     except ImportError as error:
         raise SettingsError("tables need pyarrow: pip install 'dpswd[client]'") from error
     except RecordsRefused as error:
-        hint = "; --label names the column of labels" if "has no columns" in str(error) else ""
+        hint = "; --label names the column of labels" if "has no column " in str(error) else ""
         raise DataInvalid(error.in_full() + hint) from error
     records = np.concatenate([records for records, _ in parts]).astype(np.float32)
     return records, np.concatenate([labels for _, labels in parts if labels is not None]), source.columns
@@ -147,8 +146,3 @@ def _numbered(
             "classes: number them anew, or name them in that order (contract.class_names)"
         )
     return whole, ()
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -249,25 +249,23 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
     bar.advance("fitted")
     found = _in_words(shifts)
     if shifts.evidence < _LEAST_EVIDENCE:
-        return Delivered(None, f"the release is what the public source would give ({found}), so the model is kept")
+        return Delivered(None, f"the release is what the public source would give ({found})")
     if shifts.frequencies:
-        return Delivered(
-            None, f"the classes' frequencies have changed ({found}), so the model is kept; replay follows them"
-        )
+        return Delivered(None, f"the classes' frequencies have changed ({found}); replay follows them")
     if shifts.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
-        return Delivered(None, f"the release does not fit classes that have moved ({found}), so the model is kept")
+        return Delivered(None, f"the release does not fit classes that have moved ({found})")
     gain = expected_gain(source, observed, shifts, generator, told=lambda: bar.advance("trying"))
     tried = f"in worlds drawn from the fit {gain} ({found})"
     least = min(_LEAST_GAIN, _LEAST_SHARE * (100.0 - gain.best))
     if gain.mean < max(least, _SURE * gain.error):
-        return Delivered(None, f"{tried}, which is no clear gain, so the model is kept")
+        return Delivered(None, f"{tried}, which is no clear gain")
     if shifts.rival is not None:
         gain = expected_gain(source, observed, shifts.rival, generator, told=lambda: None)
         if gain.mean < -_SURE * gain.error:
             return Delivered(
                 None,
                 f"{tried}; but other frequencies of the classes, with other moves, explain the release about as well, "
-                f"and there {gain}, so the model is kept",
+                f"and there {gain}",
             )
     return Delivered(learned(source, shifts, generator), tried)
 

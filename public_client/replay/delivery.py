@@ -142,11 +142,11 @@ def deliver(
                     reason += "; what the extractor knows of the public records by heart is not known"
             else:
                 outcome = "kept"
-                plain = f"{plain}, and following that promises no clear gain, so the model is kept"
+                plain = f"{plain}, and following that promises no clear gain"
                 by_heart = f", whose features flatter by {flattered:.1f} points there" if flattered else ""
                 reason = (
                     f"following the view that was found would gain {gain:.1f} ± {error:.1f} points on public records "
-                    f"seen through it{by_heart}, which is no clear gain, so the model is kept ({reason})"
+                    f"seen through it{by_heart}, which is no clear gain ({reason})"
                 )
         delivered[name] = Delivered(*model, outcome, plain, reason)
     return delivered
@@ -163,7 +163,7 @@ def _corrected(
     """Other priors, as far as they are safe; and weights that are trained on by them, where that gains more."""
     safe = safe_weights(twins.honest(), labels, fitted.class_weights, draws)
     if safe.weights is None:
-        plain = f"{fitted.plain}, and a correction by that may do harm, so the model is kept"
+        plain = f"{fitted.plain}, and a correction by that may do harm"
         return Delivered(*kept, "kept", plain, f"{safe.reason} ({fitted.reason})")
     told = "no weight changes, as models trained anew, on which training on is tried, are not to be had here"
     trained = onward.by(safe.weights, draws) if onward else Trained(None, told)

@@ -240,8 +240,8 @@ _STRANGE = (
     "something has changed that does not fit what is known of shifts, so the model is kept, and no loss of accuracy "
     "can be excluded: evaluate it on the hospital's labels, or bring a source that is nearer to its records"
 )
-_THIN = "the release says too little, so the model is kept: more records or a larger epsilon may say more"
-_ALIKE = "the release fits the source as it is, so the model is kept"
+_THIN = "the release says too little: more records or a larger epsilon may say more"
+_ALIKE = "the release fits the source as it is"
 
 
 def _without_view(identity: View, model: FrequencyModel, alone: Evidence, posterior: Posterior) -> Fitted:

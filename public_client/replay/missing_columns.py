@@ -175,7 +175,7 @@ def find_gaps(
         return Fitted(
             best.view, weights, left, "adapted by a view", "columns are missing from its records", evidence=reason
         )
-    return Fitted(best.view, weights, left, "kept", "the release speaks for no gaps, so the model is kept")
+    return Fitted(best.view, weights, left, "kept", "the release speaks for no gaps")
 
 
 class _Search:

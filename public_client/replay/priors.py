@@ -64,9 +64,7 @@ def safe_weights(honest: Honest, labels: Tensor, weights: Tensor, draws: Tensor)
         if min(low, least) > -MOST_LOST and float(gains.mean()) > 0.0:
             much = "" if share == 1.0 else f" by {share:.0%} of it, as frequencies are uncertain"
             return Safe(part, f"scores are corrected{much}: {told}")
-    return Safe(
-        None, f"correcting scores by class frequencies this uncertain may do harm ({told}), so the model is kept"
-    )
+    return Safe(None, f"correcting scores by class frequencies this uncertain may do harm ({told})")
 
 
 def _gains(scores: Tensor, labels: Tensor, weights: Tensor, draws: Tensor) -> Tensor:

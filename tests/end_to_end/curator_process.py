@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -48,7 +50,12 @@ class CuratorProcess:
         program: what serves in the place of the product's command; called with the home and what `stop_at` says.
         isolation: where extractors are computed. A worker's process takes longer to start than all else together; tests
             of the ledger and of what is sent do without it.
+
+    Attributes:
+        environment: further variables of its process.
     """
+
+    environment: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -98,6 +105,7 @@ class CuratorProcess:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "DPSWD_CURATOR_COMPUTE__ISOLATION": self.isolation,
+            **self.environment,
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(serve, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -129,6 +137,21 @@ class CuratorProcess:
         from dpswd.public_client.curator.stub import Curator  # a test of the curator's side alone needs no client
 
         return Curator.connect(self.address, credentials=self.credentials(name), patience_s=patience_s)
+
+
+class Replica(CuratorProcess):
+    """A second curator of the same data set: the same home, with the first one's uploads in its place."""
+
+    def __init__(self, first: CuratorProcess, directory: Path) -> None:
+        directory.mkdir()
+        self.directory = first.directory  # the client's credentials are the same
+        self.home = HomeDirectory(directory / "home")
+        self.log = directory / "curator.log"
+        self.process = None
+        self.program, self.isolation = first.program, first.isolation
+        leave = shutil.ignore_patterns("uploads", "address", "incidents.jsonl")
+        shutil.copytree(first.home.path, self.home.path, ignore=leave)
+        self.home.uploads.symlink_to(first.home.uploads)
 
 
 def upload(curator: Curator, module: nn.Module) -> UploadedExtractor:

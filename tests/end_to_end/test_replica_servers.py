@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import signal
 import sys
 import threading
@@ -16,11 +15,10 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
-from curator_process import CLIENT, CuratorProcess, upload
+from curator_process import CLIENT, CuratorProcess, Replica, upload
 from declarations import Declared, gradient, quantiles
 from drawn_steps import new_step, parameters
 
-from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.curator.stub import Curator
 from dpswd.shared.core import errors
 from dpswd.shared.core.wire.messages import RunParameters
@@ -32,21 +30,6 @@ INPUTS, FEATURES, N, STEPS = 12, 6, 400, 6
 RNG = np.random.default_rng(12)
 RECORDS = RNG.normal(size=(N, INPUTS)).astype(np.float32)
 SOURCE = RNG.normal(size=(50, FEATURES)).astype(np.float32)
-
-
-class Replica(CuratorProcess):
-    """A second curator of the same data set: the same home, with the first one's uploads in its place."""
-
-    def __init__(self, first: CuratorProcess, directory: Path) -> None:
-        directory.mkdir()
-        self.directory = first.directory  # the client's credentials are the same
-        self.home = HomeDirectory(directory / "home")
-        self.log = directory / "curator.log"
-        self.process = None
-        self.program, self.isolation = first.program, first.isolation
-        leave = shutil.ignore_patterns("uploads", "address", "incidents.jsonl")
-        shutil.copytree(first.home.path, self.home.path, ignore=leave)
-        self.home.uploads.symlink_to(first.home.uploads)
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ class RunActs(Store[B_co]):
             self._books.holder(request.client)
             run = opened_before(connection, self.accounting, request)
         if run is not None:
-            self._database.settle()
+            self._settle()
         return run
 
     def stored_reply(self, request: Request, *, run_id: str) -> StoredReply | None:
@@ -123,7 +123,7 @@ class RunActs(Store[B_co]):
             self._books.holder(request.client)
             stored = answered(connection, run_id, request)
         if stored is not None:
-            self._database.settle()
+            self._settle()
         return stored
 
     def begin_step(
@@ -192,8 +192,7 @@ class RunActs(Store[B_co]):
             RequestInProgress: another replica took the step over while this one seemed dead; send nothing.
             RunFinished: the operator has closed the run meanwhile; send nothing.
             InvalidValue: the audit record is not JSON.
-            LedgerUnavailable: nothing is stored, send nothing; the grant is ended, a repeat of the request gets a
-                new attempt.
+            LedgerUnavailable: nothing is stored, send nothing; the grant is ended, and a repeat is a new attempt.
         """
         try:
             with self._transaction("finish_step") as transaction:

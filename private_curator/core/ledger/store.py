@@ -73,8 +73,7 @@ class LedgerOptions(TypedDict, total=False):
         heads: is told the last entry after each charge and each answer.
         by: whoever acts with it; each act of an operator states it.
         listener: is called with the last entry of each transaction, once it is durable.
-        followed: whether the chain is followed at once. False for a caller that verifies the ledger before anything of
-            it is trusted: a large one is then read once.
+        followed: whether the chain is followed at once; not by a caller that verifies it before anything is trusted.
     """
 
     clock: Clock
@@ -183,8 +182,9 @@ class Store(Generic[B_co]):
             transaction = Transaction(connection, self._books, self._key, self._clock, reached)
             yield transaction
             reached("written")
-        if self._witness is not None and transaction.last is not None:
-            self._witness.note(transaction.last)
+            seen = transaction.last or self._seen  # what was found may be given out as well
+        if self._witness is not None and seen is not None:
+            self._witness.note(seen)
         if self._heads is not None and transaction.last is not None and transaction.last.kind != Kind.STEP_CONSUMED:
             self._heads.tell(transaction.last)
         if self.listener is not None and transaction.last is not None:
@@ -198,6 +198,13 @@ class Store(Generic[B_co]):
             self._refresh(connection)
             yield connection
 
+    def _settle(self) -> None:
+        """Returns when no failover forgets what was read, and takes note of it."""
+        seen = self._seen
+        self._database.settle()
+        if self._witness is not None and seen is not None:
+            self._witness.note(seen)
+
     def _refresh(self, connection: Session) -> None:
         """Brings the books up to the last committed entry."""
         if self._stopped:
@@ -209,10 +216,7 @@ class Store(Generic[B_co]):
             (0 if seen is None else seen.seq,),
         ).fetchone()
         if seen is not None and (row is None or row[3] != seen.signature):
-            raise LedgerCorrupt(
-                f"{self.location} lacks entry {seen.seq}, which this process has seen: it was replaced by an older "
-                "ledger or by another one; restart the curator after restoring a backup"
-            )
+            raise LedgerCorrupt(f"{self.location} lacks entry {seen.seq}, which this process has seen: it is older")
         if seen is not None and row[2] == seen.signature:
             return
         for entry in entries_beside_steps(connection, after=self._books.seq):
@@ -220,12 +224,9 @@ class Store(Generic[B_co]):
         self._seen = parsed_entry(*row[:3])
 
     def _follow_the_chain(self, connection: Session) -> SignedEntry:
-        """Every link by hash and the last signature: a curator does not start on a damaged ledger.
+        """The last entry, after every link by hash: a curator does not start on a damaged ledger.
 
         Checking every signature is `verify`'s; a forged entry before the last would also need a forged link.
-
-        Returns:
-            The last entry.
         """
         expected, previous = 1, GENESIS
         for entry in read_entries(connection):

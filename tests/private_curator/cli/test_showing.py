@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -140,3 +141,4 @@ def test_a_pipe_that_closes_early_is_silent(home, words):
     )
     os.close(written)
     assert done.stderr == b""
+    assert done.returncode == 128 + signal.SIGPIPE  # 1 would be a defect

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import logging
 import re
 import zipfile
 from html.parser import HTMLParser
 
 import pytest
+from click.testing import CliRunner
 from console_home import OPENED, PURPOSES, SCRIPT, home_with_a_past
 from cryptography import x509
 from made_home import copied_home
@@ -18,6 +20,7 @@ from starlette.testclient import TestClient
 
 from dpswd.private_curator.books.figures import Decision
 from dpswd.private_curator.books.operators import Operator
+from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.console.application import console
 from dpswd.private_curator.console.door import origins_of
 from dpswd.private_curator.console.rendering import _PAGES, PLACES, linked, plain
@@ -137,6 +140,25 @@ def test_every_page_shows_what_the_record_says(past, looking):
     assert "minute 13" not in refusals
     after = max(event.time[:10] for event in record.timeline)
     assert "extended the budget" not in looking.get(f"/timeline?since={after}").text
+
+
+def test_a_cost_is_one_figure_wherever_it_is_told(past, looking):
+    """Alone, and what it adds to the data set: in the commands and on the pages, rounded alike."""
+
+    def told(*words: str) -> str:
+        return CliRunner().invoke(main, list(words), env={"DPSWD_CURATOR_HOME": str(past.path)}).output
+
+    rows, budget = json.loads(told("runs", "--format", "json")), json.loads(told("budget", "--format", "json"))
+    runs, history = told("runs"), told("history")
+    for row in rows:
+        page, alone = looking.get(f"/runs/{row['run_id']}").text, rounded(row["alone"], up=True)
+        assert all(alone in text for text in (runs, history, page, looking.get("/runs").text))
+        assert all(rounded(row["adds_to_data_set"], up=True) in text for text in (runs, page))
+    spent = sum(row["adds_to_data_set"] for row in rows)
+    assert spent == pytest.approx(budget["epsilon_spent"])
+    for text in (told("budget"), history, looking.get("/").text):
+        assert rounded(budget["epsilon_spent"], up=True) in text
+    assert not re.search(r"\d\.\d{5}", runs + history + told("budget") + told("clients"))
 
 
 def test_foreign_words_are_only_ever_words(past, looking):

@@ -15,6 +15,7 @@ from dpswd.private_curator.books.heads import Heads
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
+from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, RestoreRefused
 from dpswd.shared.core.ledger.receipts import Signed, SignedEntry
@@ -73,6 +74,37 @@ def test_an_older_state_is_not_served(serve, snapshot, note, open_run, answer):
     put_back()
     with pytest.raises(LedgerCorrupt, match=r"lacks entry 6.*older state"):
         serve()
+
+
+def test_what_was_noted_after_a_look_began_is_not_missing(serve, location, open_run):
+    with serve() as ledger, location.reading() as earlier:
+        earlier.execute("SELECT count(*) FROM entries").fetchone()
+        open_run(ledger)
+        ledger.look(earlier)
+        open_run(ledger, request_id="another")
+
+
+def test_nor_what_a_serving_curator_noted_while_another_program_read_the_chain(serve, location, key, note, open_run):
+    with serve() as ledger:
+
+        class Slow(Ledger):
+            def _follow_the_chain(self, connection):
+                last = super()._follow_the_chain(connection)
+                open_run(ledger)
+                return last
+
+        Slow.open(location, key=key, accounting=ToyAccounting(), witness=note).close()
+        assert Witness(note).entry().kind == "run-opened"
+
+
+def test_what_is_given_out_once_more_is_noted(serve, location, key, note, tmp_path, open_run, answer):
+    other = tmp_path / "other.witness"
+    with serve() as ledger, Ledger.open(location, key=key, accounting=ToyAccounting(), witness=other) as elsewhere:
+        run = open_run(ledger)
+        answer(ledger, run, "step")
+        request = Request(client="alice", request_id="step", digest=DIGEST)
+        assert elsewhere.stored_reply(request, run_id=run.run_id) is not None
+        assert Witness(other).entry() == Witness(note).entry() == elsewhere.head()
 
 
 def test_neither_is_another_history_of_the_same_length(serve, snapshot, open_run, location, key):

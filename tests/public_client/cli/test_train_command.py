@@ -155,7 +155,7 @@ def test_ones_own_files_are_checked(tmp_path, tables):
     assert missing.exit_code == 3
     alone = invoke("train", *tables[:2])
     assert alone.exit_code == 3
-    assert "public stand-in" in alone.stderr
+    assert "for a rehearsal give --target, a file like it" in alone.stderr
 
 
 def test_a_charge_that_mostly_changed_nothing_is_made_on_a_word_alone(tables, monkeypatch):

@@ -46,8 +46,8 @@ def test_parquet_and_npz_give_the_same(csv, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reading", "told"),
     [
-        (CSV, Reading(labels="il"), "has no columns ['il']; it has ['age', 'chol', 'ill']; did you mean 'ill'?"),
-        (CSV, Reading(), "has no columns ['label']; it has ['age', 'chol', 'ill']; --label names"),
+        (CSV, Reading(labels="il"), "has no column 'il'; it has 'age', 'chol', 'ill'; did you mean 'ill'?"),
+        (CSV, Reading(), "has no column 'label'; it has 'age', 'chol', 'ill'; --label names"),
         (CSV, Reading(labels="age"), "column 'ill' holds text that is no number; correct it, name the columns that"),
         (CSV.replace("no", "0").replace("yes", "2"), Reading(labels="ill"), "labels are 0, 2; needed are 0, 1, ..."),
         (CSV.replace("no", "1").replace("yes", "2"), Reading(labels="ill"), "labels are 1, 2; needed are 0, 1, ..."),
@@ -75,7 +75,7 @@ def test_names_of_classes_are_held_to_the_labels(csv):
 
 def test_an_archive_lists_its_arrays_and_unknown_files_what_is_read(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 2)), labels=np.arange(4))
-    with pytest.raises(DataInvalid, match=r"holds no array 'label'.* It holds x, labels; did you mean labels"):
+    with pytest.raises(DataInvalid, match=r"holds no array 'label'.*; it has 'x', 'labels'; did you mean 'labels'"):
         load_own(tmp_path / "own.npz", Reading(labels="label"))
     with pytest.raises(SettingsError, match=r"ends in \.xlsx; needed is an \.npz .* or a table"):
         (tmp_path / "own.xlsx").touch()

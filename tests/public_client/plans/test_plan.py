@@ -157,6 +157,7 @@ def test_the_text_says_what_it_costs_and_what_is_left():
     assert json.loads(plan_json(plan))["fits"] is True
     text = str(plan)
     assert "epsilon 1.0000 alone, at delta 1e-05" in text
+    assert plan.charged.startswith("epsilon 1.0000 alone, charged for all ")  # what a progress bar says
     assert "leaves    about epsilon 3.0000 of the 4.0000" in text
     assert "does NOT fit: only epsilon 4.0000 is left" in str(make_plan(HOSPITAL, Replay(), epsilon=5.5))
     assert "ask the curator (free)" in str(make_plan(HOSPITAL, Replay(), epsilon=4.5))
