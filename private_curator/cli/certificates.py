@@ -46,7 +46,7 @@ def approve(
         raise SettingsError(f"{file} does not exist; the client makes it with `dpswd-client init`, or `certificate`")
     if told is None and sys.stdin.isatty() and file.read_bytes().lstrip().startswith(b"-----BEGIN"):
         told = str(click.prompt("The request's fingerprint, as the team told it over another way", err=True))
-    issued, known = acts.approve_certificate(
+    issued, renewed = acts.approve_certificate(
         home,
         file.read_bytes(),
         days=days,
@@ -56,7 +56,7 @@ def approve(
         replace=replace,
         told=told,
     )
-    title = f"Client {issued.name} has a further certificate" if known else f"Client {issued.name} added"
+    title = f"Client {issued.name} has a further certificate" if renewed else f"Client {issued.name} added"
     hand_out(home, issued, None, out=out, title=title)
 
 

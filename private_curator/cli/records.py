@@ -59,8 +59,8 @@ def person_options(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="Keeps the first so many records of each person.",
     )(command)
-    told = "A table's column that tells persons apart; it is left out of the records."
-    return click.option("--person", help=told)(command)
+    note = "A table's column that tells persons apart; it is left out of the records."
+    return click.option("--person", help=note)(command)
 
 
 def scaling_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,23 +134,23 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
     else:
         chosen_records, base = reading(path, **chosen), path.resolve().parent
     file = base / chosen_records.file
-    found = inspect(file, open_source(chosen_records, home=base))
+    facts = inspect(file, open_source(chosen_records, home=base))
     if chosen_format() == "json":
-        show(found.to_json())
+        show(facts.to_json())
         return
-    public = found.public()
+    public = facts.public()
     notes = public.pop("notes")
-    show(public | {"digest": found.digest}, title=f"Understood of {file}")
+    show(public | {"digest": facts.digest}, title=f"Understood of {file}")
     for note in notes:
         click.echo(f"  note: {note}")
-    if found.classes:
-        rows = [{"label": name, "records": count} for name, count in found.classes.items()]
-        show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {found.labels!r}")
+    if facts.classes:
+        rows = [{"label": name, "records": count} for name, count in facts.classes.items()]
+        show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {facts.labels!r}")
     columns = [
-        {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in found.columns
+        {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in facts.columns
     ]
     show(columns[:SHOWN_ROWS], title="Ranges (private)")
-    if max(len(columns), len(found.classes)) > SHOWN_ROWS:
+    if max(len(columns), len(facts.classes)) > SHOWN_ROWS:
         click.echo(f"  the first {SHOWN_ROWS} are shown; --format json shows all")
 
 

@@ -260,13 +260,13 @@ class Connection:
         expected = self._expected.pop(int(message.get("id", -1)), None)
         if expected is None or not expected[0].set_running_or_notify_cancel():
             return
-        future, wanted = expected
+        future, request = expected
         node = str(message.get("node", ""))[:_MOST_ADDRESS]
         if message.get("alone"):
             future.set_exception(NoOtherNode("there is no other node"))
             return
         try:
-            future.set_result(Computed(sum_of(answer, wanted, node=node), node))
+            future.set_result(Computed(sum_of(answer, request, node=node), node))
         except Exception as error:  # noqa: BLE001 - told to whoever waits for this shard
             future.set_exception(error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def sum_shard(told: bytes, extractor: tuple[bytes, bytes]) -> bytes:
+def sum_shard(request: bytes, extractor: tuple[bytes, bytes]) -> bytes:
     """The answer to a task (private_curator/cluster/task.py).
 
     Args:
@@ -12,4 +12,4 @@ def sum_shard(told: bytes, extractor: tuple[bytes, bytes]) -> bytes:
     """
     from dpswd.private_curator.cluster import node
 
-    return node.answer(told, *extractor)
+    return node.answer(request, *extractor)

@@ -28,7 +28,7 @@ from dpswd.shared.core.errors import CredentialsInvalid, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
-LEAST_TOLD = 16
+LEAST_DIGITS = 16
 """Hexadecimal digits of a request's fingerprint that have to be told: 64 bits, which nobody hits by trying."""
 
 
@@ -68,8 +68,8 @@ def extend_budget(
     arguments = {"epsilon": epsilon, "delta": delta}
     with seconded(home, "extend", arguments, reason=reason) as acting, acting.open_ledger() as ledger:
         status = ledger.status()
-        wanted = stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
-        ledger.extend_budget(wanted, reason=reason)
+        target = stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
+        ledger.extend_budget(target, reason=reason)
 
 
 def approve_certificate(
@@ -107,17 +107,17 @@ def approve_certificate(
     """
     asked = renewals.read(data, home.authority, now=dt.datetime.now(dt.UTC))
     with home.open_ledger() as ledger:
-        known = _is_known(ledger, asked, renew=renew)
-    if known and epsilon is not None:
+        registered = _is_known(ledger, asked, renew=renew)
+    if registered and epsilon is not None:
         raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator clients --share`")
-    if replace and not known:
+    if replace and not registered:
         raise SettingsError(f"{asked.name} is no client yet, and has no certificate to replace; leave --replace out")
     if asked.proven_by is None:
         check_told(asked.request, told)
     arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
     arguments |= {"replace": replace}
     with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
-        return _signed(acting, asked, days=days, share=(epsilon, delta), known=known, replace=replace), known
+        return _signed(acting, asked, days=days, share=(epsilon, delta), known=registered, replace=replace), registered
 
 
 def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
@@ -143,16 +143,16 @@ def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
         ledger.remove_operator(name, reason=reason, second=configuration.load(home.path).operators.second)
 
 
-def check_enrolled(home: HomeDirectory, known: Enrolled) -> None:
+def check_enrolled(home: HomeDirectory, enrolled: Enrolled) -> None:
     """Holds whoever acts to the operators of a ledger, where an act is not the ledger's own to refuse.
 
     Raises:
         SettingsError: operators are enrolled, and who acts is none of them.
     """
     by = home.acting
-    if known.keys and not known.counts(by.name, by.credential):
+    if enrolled.keys and not enrolled.counts(by.name, by.credential):
         raise SettingsError(
-            f"this ledger has operators ({', '.join(sorted(known.keys))}), and {by.name!r} has shown the credential "
+            f"this ledger has operators ({', '.join(sorted(enrolled.keys))}), and {by.name!r} has shown the credential "
             "of none: give yours with --credential FILE"
         )
 
@@ -164,10 +164,10 @@ def check_told(request: bytes, told: str | None) -> None:
         SettingsError: nothing was told, too little, or another fingerprint.
     """
     digits = "".join((told or "").split()).replace(":", "").lower()
-    if len(digits) < LEAST_TOLD:
+    if len(digits) < LEAST_DIGITS:
         raise SettingsError(
             "whoever brought this request may have made it: ask the team, over another way, for the request's "
-            f"fingerprint (`dpswd-client init` and `certificate` print it), and give it, at least {LEAST_TOLD} digits "
+            f"fingerprint (`dpswd-client init` and `certificate` print it), and give it, at least {LEAST_DIGITS} digits "
             "(--fingerprint)"
         )
     if not request_fingerprint(request).startswith(digits):
@@ -217,26 +217,26 @@ def _signed(
     *,
     days: float,
     share: tuple[float | None, float | None],
-    known: bool,
+    registered: bool,
     replace: bool,
 ) -> ClientCertificate:
     epsilon, delta = share
     with home.open_ledger() as ledger:
         own = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
         issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
-        register(ledger, asked.name, issued.fingerprint, own, known=known, replace=replace)
+        register(ledger, asked.name, issued.fingerprint, own, known=registered, replace=replace)
     return issued
 
 
 def register(
-    ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, known: bool, replace: bool
+    ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, registered: bool, replace: bool
 ) -> None:
     """Lets a certificate count: a new client's, with its share; or a known one's, beside its others or instead of them.
 
     Raises:
         InvalidValue: see `OperatorActs.add_client` and those beside it.
     """
-    if not known:
+    if not registered:
         ledger.add_client(name, fingerprint, share)
     elif replace:
         ledger.renew_client(name, fingerprint)
@@ -251,7 +251,7 @@ def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
         CredentialsInvalid: the old certificate of a renewal does not count, or a plain request asks for a known name.
         SettingsError: ``--renew`` for a client that does not exist.
     """
-    client = next((known for known in ledger.clients() if known.name == asked.name), None)
+    client = next((each for each in ledger.clients() if each.name == asked.name), None)
     if asked.proven_by is not None:
         if client is None or client.revoked or asked.proven_by not in client.fingerprints:
             raise CredentialsInvalid(

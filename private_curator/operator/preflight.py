@@ -98,9 +98,9 @@ def check_before_serving(
     """
     with _Site(home, dict(overrides or {})) as site:
         now = replace(site, certificates_last=dt.timedelta(0))
-        refused = [found for name in _NEEDED_TO_SERVE if not (found := _found(name, now)).ok]
+        refused = [outcome for name in _NEEDED_TO_SERVE if not (outcome := _found(name, now)).ok]
         if refused:
-            listed = "".join(f"\n  {found.check}: {found.text}" for found in refused)
+            listed = "".join(f"\n  {outcome.check}: {outcome.text}" for outcome in refused)
             raise SettingsError(
                 f"this curator must not serve like this (`dpswd-curator preflight` checks more):{listed}"
             )

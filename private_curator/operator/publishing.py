@@ -157,9 +157,9 @@ class Publishing:
         own = pb.BudgetStatus(
             epsilon=opened.epsilon, delta=description.data_set_budget.delta, epsilon_spent=opened.epsilon
         )
-        for told in (description, opened):
-            told.data_set_budget.CopyFrom(own)
-            told.client_budget.CopyFrom(own)
+        for reply in (description, opened):
+            reply.data_set_budget.CopyFrom(own)
+            reply.client_budget.CopyFrom(own)
         message = pb.Publication(
             description=description,
             proposal=self.proposal.to_message(),
@@ -210,10 +210,10 @@ def released(asked: Publishing, *, purpose: str, agreed: Callable[[Preview], obj
     Raises:
         DpswdError: see `Publishing`.
     """
-    kept = asked.kept()
-    if kept is not None:
-        check_purpose(kept, purpose)
-        return kept, False
+    publication = asked.kept()
+    if publication is not None:
+        check_purpose(publication, purpose)
+        return publication, False
     with CuratorServer(asked.home, configuration.load(asked.home.path)) as server:
         service = server.ready()
         charged = not asked.charged(service)
@@ -222,20 +222,20 @@ def released(asked: Publishing, *, purpose: str, agreed: Callable[[Preview], obj
         return asked.publish(service, purpose=purpose), charged
 
 
-def check_purpose(kept: Publication, purpose: str) -> None:
+def check_purpose(publication: Publication, purpose: str) -> None:
     """Holds a repeat to the words that were signed.
 
     Raises:
         SettingsError: the publication was made for another purpose.
     """
-    if kept.message.purpose != purpose:
+    if publication.message.purpose != purpose:
         raise SettingsError(
-            f"this proposal was published for the purpose {kept.message.purpose!r}; repeat it with these words, the "
+            f"this proposal was published for the purpose {publication.message.purpose!r}; repeat it with these words, the "
             "file is signed with them"
         )
 
 
-def check_out(out: Path, kept: Publication | None, *, purpose: str) -> bool:
+def check_out(out: Path, publication: Publication | None, *, purpose: str) -> bool:
     """Looks, before anything is charged, where a publication is to be written.
 
     Args:
@@ -249,13 +249,13 @@ def check_out(out: Path, kept: Publication | None, *, purpose: str) -> bool:
     Raises:
         SettingsError: another file is there, its folder is not, or the publication was made for another purpose.
     """
-    if kept is not None:
-        check_purpose(kept, purpose)
+    if publication is not None:
+        check_purpose(publication, purpose)
     if not out.parent.is_dir():
         raise SettingsError(f"{out.parent} is no folder; make it, or choose another file")
     if not out.exists():
         return False
-    if kept is not None and out.is_file() and out.read_bytes() == kept.to_file():
+    if publication is not None and out.is_file() and out.read_bytes() == publication.to_file():
         return True
     raise SettingsError(f"{out} exists, and nothing is ever overwritten; choose another file")
 
@@ -286,13 +286,13 @@ def description_json(message: pb.DescribeResponse) -> dict[str, Any]:
     }
 
 
-def _budget(told: pb.BudgetStatus) -> dict[str, Any]:
+def _budget(status: pb.BudgetStatus) -> dict[str, Any]:
     return {
-        "epsilon": told.epsilon,
-        "delta": told.delta,
-        "spent": told.epsilon_spent,
-        "remaining": told.epsilon_remaining,
-        "closed": told.closed,
+        "epsilon": status.epsilon,
+        "delta": status.delta,
+        "spent": status.epsilon_spent,
+        "remaining": status.epsilon_remaining,
+        "closed": status.closed,
     }
 
 

@@ -154,9 +154,9 @@ class Found:
 class PostgresSession:
     """An open transaction of psycopg as the ledger's statements expect it."""
 
-    def __init__(self, connection: Connection, found: Found | None = None) -> None:
+    def __init__(self, connection: Connection, beginning: Found | None = None) -> None:
         self._connection = connection
-        self.found = found
+        self.found = beginning
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
         """See `dpswd.private_curator.core.ledger.database.Session`; the statements hold no literal question mark."""
@@ -270,10 +270,10 @@ class PostgresDatabase:
 
     def now(self) -> datetime:
         """What time it is by the server's clock, as the last transaction found it."""
-        found = self._found
-        if found is None:
+        beginning = self._found
+        if beginning is None:
             return datetime.now(UTC)
-        return found.time + timedelta(seconds=time.monotonic() - found.at)
+        return beginning.time + timedelta(seconds=time.monotonic() - beginning.at)
 
     def hold(self, session: Session, mark: Mark) -> bool:
         """See `Database.hold`."""

@@ -80,23 +80,23 @@ def require_kept(settings: RecordsSettings, data: Target, *, home: Path) -> Data
     contract = contract_of(settings, record_shape=data.record_shape, home=home)
     if not contract.value_range:
         return contract
-    known, path = Fingerprint.read(home), home / settings.file
+    checked_before, path = Fingerprint.read(home), home / settings.file
     declared = _digest(contract, data)
-    checked = known is not None and known.covers(settings, path)
-    if known is not None and checked and known.contract == declared:
+    checked = checked_before is not None and checked_before.covers(settings, path)
+    if checked_before is not None and checked and checked_before.contract == declared:
         return contract
     if _first_outside(contract, data) is not None:
         raise SettingsError("the records do not keep the declared contract; run `dpswd-curator preflight`")
-    if known is not None and checked:
+    if checked_before is not None and checked:
         with contextlib.suppress(OSError):  # then the pass is made at each start
-            replace(known, contract=declared).write(home)
+            replace(checked_before, contract=declared).write(home)
     return contract
 
 
 def _digest(contract: DataContract, data: Target) -> str:
     """Of a declaration, and of how stored values become served ones."""
-    told = (contract.value_range, contract.channel_mean, contract.channel_std)
-    return hashlib.sha256(repr((told, data.record_shape, data.scale, data.offset)).encode()).hexdigest()
+    promises = (contract.value_range, contract.channel_mean, contract.channel_std)
+    return hashlib.sha256(repr((promises, data.record_shape, data.scale, data.offset)).encode()).hexdigest()
 
 
 def _first_outside(contract: DataContract, data: Target) -> int | None:

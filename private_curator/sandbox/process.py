@@ -258,5 +258,5 @@ def _keep_memory(limit: int) -> dict[str, str]:
 
     Given back and taken anew it would cost thousands of page faults a step. Other allocators do not know these names.
     """
-    kept = min(1 << 28, limit // 16)
-    return {"MALLOC_TRIM_THRESHOLD_": str(kept), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+    retained = min(1 << 28, limit // 16)
+    return {"MALLOC_TRIM_THRESHOLD_": str(retained), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}

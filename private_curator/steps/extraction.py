@@ -19,7 +19,7 @@ from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
-MAX_KNOWN = 64  # extractors whose shapes are remembered; a few kilobytes each
+MAX_REMEMBERED = 64  # extractors whose shapes are remembered; a few kilobytes each
 
 
 class ExtractorCatalogue:
@@ -37,7 +37,7 @@ class ExtractorCatalogue:
         self._approval = approval
         self._ledger = ledger
         self._engine = engine
-        remembered = functools.lru_cache(maxsize=MAX_KNOWN)
+        remembered = functools.lru_cache(maxsize=MAX_REMEMBERED)
         self._known = remembered(lambda graph, client: _facts(self._read(Kind.GRAPH, graph, client)))
 
     def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...], client: str) -> ModelFacts:

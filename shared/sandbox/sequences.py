@@ -143,8 +143,8 @@ def _recurrent(name: str, about: str, gates: int, step: steady.Step) -> Operatio
         outputs = []
         parts = given.unbind()  # once and for all: backwards, each index would make zeros for the whole sequence
         for part in reversed(parts) if at["reverse"] else parts:
-            kept = functional.linear(states[0], w[f"weight_hh_{end}"], w.get(f"bias_hh_{end}"))
-            states = step(part, kept, states)
+            recurrent = functional.linear(states[0], w[f"weight_hh_{end}"], w.get(f"bias_hh_{end}"))
+            states = step(part, recurrent, states)
             outputs.append(states[0])
         return torch.stack(outputs[::-1] if at["reverse"] else outputs)
 
