@@ -199,7 +199,7 @@ def _explained(error: ValidationError, settings: Mapping[str, Setting]) -> str:
 
     Args:
         error: pydantic's, whose words are Python's.
-        known: the settings by name, as the error's places begin.
+        settings: all of them by name, as the error's places begin.
     """
     lines: dict[str, str] = {}
     for problem in error.errors():

@@ -112,7 +112,7 @@ class Site:
     ) -> bool:
         """What `dpswd-curator publish --yes` does; whether it charged."""
         asked = Publishing(self.home, proposal, client)
-        made = asked.kept()
+        made = asked.read_copy()
         if check_out(out, made, purpose=purpose):
             return False
         charged = False

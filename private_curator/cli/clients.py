@@ -70,7 +70,7 @@ def add(
         share = share_of(ledger, epsilon=epsilon, delta=delta)
         check_no_key(out)
         issued, key = home.authority.make_client(name=name, days=days)
-        register(ledger, name, issued.fingerprint, share, known=renew, replace=replace)
+        register(ledger, name, issued.fingerprint, share, exists=renew, replace=replace)
     title = f"Client {name} has a further certificate" if renew else f"Client {name} added"
     hand_out(home, issued, key, out=out, title=title)
 
@@ -136,7 +136,7 @@ def clients(
             books.set_cap(name, cap or None, reason=reason)
             message = f"{name} may spend epsilon {cap:g} a day" if cap else f"the daily cap of {name} is taken away"
         elif revoke_certificate is not None:
-            counting = [each for each_client in books.clients() if each_client.name == name for each in each_client.fingerprints]
+            counting = [each for client in books.clients() if client.name == name for each in client.fingerprints]
             revoke_certificate = full_id(revoke_certificate, counting)
             books.revoke_certificate(name, revoke_certificate, reason=reason)
             message = f"the certificate {revoke_certificate} of {name} is withdrawn"

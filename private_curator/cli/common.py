@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dpswd.private_curator.books.operators import Operator, checked_operator
 from dpswd.private_curator.cli.showing import chosen_format
-from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -92,7 +92,7 @@ def verifying() -> Iterator[VerificationProgress]:
     """Shows on standard error how far a ledger's verification is: a bar on a terminal, else a line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Told(functools.partial(click.echo, err=True))
+        yield ProgressReporter(functools.partial(click.echo, err=True))
         return
     columns = (TextColumn("verifying the ledger"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as shown:
@@ -256,7 +256,7 @@ confirm_option = click.option(
     "--confirm", "typed", help="The words that a doubtful act asks for, for scripts; else they are typed when asked."
 )
 fingerprint_option = click.option(
-    "--fingerprint", "told", help="The request's fingerprint, or its first digits, as the team told it another way."
+    "--fingerprint", help="The request's fingerprint, or its first digits, as the team told it another way."
 )
 san_option = click.option(
     "--san",

@@ -65,7 +65,7 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
         raise click.UsageError("--format json shows no preview to confirm; give --yes as well")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
     asked = Publishing(home, Proposal.read(proposal), client)
-    if check_out(out, asked.kept(), purpose=purpose):
+    if check_out(out, asked.read_copy(), purpose=purpose):
         click.echo(f"{out} is there already; nothing was charged")
         return
     made, charged = released(

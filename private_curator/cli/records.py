@@ -14,7 +14,7 @@ import click
 
 from dpswd.private_curator.cli import common
 from dpswd.private_curator.cli.showing import chosen_format, explain, format_option, show
-from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings import tree as configuration
@@ -252,7 +252,7 @@ def embed_records(
         embedding.check_approved(digest, approved)
         del data
         source = _source(settings, person, most)
-        tell = Told(partial(click.echo, err=True), text="{done:,} records are done")
+        tell = ProgressReporter(partial(click.echo, err=True), text="{done:,} records are done")
         embedded = embedding.EmbeddedRecords(source, settings, worker, feature=feature, progress=tell)
         made = convert(embedded, out, settings)
         spent = {"seconds": round(time.monotonic() - began, 1), "memory_bytes": worker.peak_bytes}

@@ -7,7 +7,7 @@ def sum_shard(request: bytes, extractor: tuple[bytes, bytes]) -> bytes:
     """The answer to a task (private_curator/cluster/task.py).
 
     Args:
-        told: the task.
+        request: the task.
         extractor: graph and weights.
     """
     from dpswd.private_curator.cluster import node

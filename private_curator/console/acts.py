@@ -90,7 +90,7 @@ class Acts:
             uploaded(form, "request"),
             days=int(number(form, "days")),  # as the command line: what a second operator repeats is the very same
             epsilon=number(form, "epsilon") if form.get("epsilon") else None,
-            told=str(form.get("fingerprint", "")),
+            fingerprint=str(form.get("fingerprint", "")),
         )
         said = "has a further certificate" if renewed else "is added"
         return _done(request, "/teams", f"{issued.name} {said}: send it the files under Certificates below.")

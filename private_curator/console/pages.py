@@ -95,7 +95,7 @@ class Pages:
     def _budget(self, request: Request) -> Response:
         record, asked = self._record(), request.query_params
         given = {name: asked.get(name, "") for name in ("epsilon", "delta", "reason")}
-        return self._show("budget", request, record, told=record.overview, given=given)
+        return self._show("budget", request, record, overview=record.overview, given=given)
 
     def _credentials(self, request: Request) -> Response:
         """What a team needs beside its key, none of it secret."""
@@ -118,7 +118,7 @@ class Pages:
             "overview",
             request,
             record,
-            told=overview,
+            overview=overview,
             ahead=views.ahead(overview),
             charts=views.charts(overview, now=record.now),
             chart_text=views.chart_in_words(overview),
@@ -207,7 +207,7 @@ class Pages:
 
     def _publication(self, request: Request) -> Response:
         record = self._record()
-        return self._show("publication", request, record, teams=_teams(record), chosen="", told=None)
+        return self._show("publication", request, record, teams=_teams(record), chosen="", preview=None)
 
     def price(self, request: Request, form: FormData) -> Response:
         """What a proposal would release and cost; charges nothing and keeps nothing."""
@@ -240,7 +240,7 @@ class Pages:
             record,
             teams=_teams(record),
             chosen=team,
-            told=preview,
+            preview=preview,
             words=proposal.purpose,
             digest=proposal.digest,
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpswd.private_curator.sandbox.arena import Arena, FloatArray, blob, lay_out
-from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings, told
+from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings, list_layers
 from dpswd.shared.core.errors import ExtractionStopped, InvalidValue, RequestInvalid, SettingsError
 from dpswd.shared.sandbox.graph import MAX_FEATURES
 
@@ -70,7 +70,7 @@ class OnnxWorker:
         self.peak_bytes = 0
         """The largest memory of the worker so far, libraries included."""
         try:
-            self.confinement = told(self._process.ready())
+            self.confinement = list_layers(self._process.ready())
             descriptor = blob(model)
             try:
                 self.description = self._ask({"op": "describe"}, (descriptor,))

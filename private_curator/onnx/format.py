@@ -116,7 +116,7 @@ class OnnxModel:
     operators: dict[str, int]
     weights: int
 
-    def told(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         """For the operator's terminal; names are cut and made printable."""
         counts = Counter(self.operators).most_common()
         names = [f"{printable(name)} {count}" for name, count in counts[:_SHOWN]]

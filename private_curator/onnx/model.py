@@ -48,7 +48,7 @@ class Embedding:
             self._model = onnx_format.read_model(self._data)
         except InvalidValue as error:
             raise _refused(str(error)) from error
-        return self._model.told()
+        return self._model.summarise()
 
     def open(self, message: Message, _files: list[int]) -> Message:
         """Loads the model and evaluates one record of zeros, for the feature's size."""
@@ -59,18 +59,18 @@ class Embedding:
         self._session = _session(self._data, threads=message["threads"])
         self._data = b""
         try:
-            features = self._evaluated(np.zeros((1, *shape), dtype=np.float32))
+            value = self._evaluated(np.zeros((1, *shape), dtype=np.float32))
         except MemoryError:
             raise
         except Exception as error:
             # Of the model and a record of zeros: nothing in it is private.
             raise _refused(f"it cannot be evaluated on one record: {_words(error)}") from error
-        if features.ndim < 1 or features.shape[0] != 1 or features.dtype.kind != "f":
+        if value.ndim < 1 or value.shape[0] != 1 or value.dtype.kind != "f":
             raise _refused(
-                f"its output {onnx_format.printable(self._feature)} has shape {features.shape} and type {features.dtype} for "
+                f"its output {onnx_format.printable(self._feature)} has shape {value.shape} and type {value.dtype} for "
                 "one record; needed are floating-point numbers of shape (n, ...)"
             )
-        features = prod(features.shape[1:])
+        features = prod(value.shape[1:])
         if not 1 <= features <= MAX_FEATURES:
             raise _refused(f"its feature has {features} numbers; allowed are 1 to {MAX_FEATURES}: pool it in the model")
         return {"features": features}

@@ -28,7 +28,7 @@ from dpswd.shared.core.errors import CredentialsInvalid, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
-LEAST_DIGITS = 16
+MIN_DIGITS = 16
 """Hexadecimal digits of a request's fingerprint that have to be told: 64 bits, which nobody hits by trying."""
 
 
@@ -81,7 +81,7 @@ def approve_certificate(
     delta: float | None = None,
     renew: bool = False,
     replace: bool = False,
-    told: str | None = None,
+    fingerprint: str | None = None,
 ) -> tuple[ClientCertificate, bool]:
     """Signs a client's request and registers its certificate.
 
@@ -93,7 +93,7 @@ def approve_certificate(
         delta: the share's; the data set's by default.
         renew: a plain request is for a client that exists.
         replace: its old certificates stop counting at once.
-        told: the request's fingerprint as the client told it over another way. A renewal needs none: the old key
+        fingerprint: the request's, as the client told it over another way. A renewal needs none: the old key
             proves who asks.
 
     Returns:
@@ -107,17 +107,17 @@ def approve_certificate(
     """
     asked = renewals.read(data, home.authority, now=dt.datetime.now(dt.UTC))
     with home.open_ledger() as ledger:
-        registered = _is_known(ledger, asked, renew=renew)
-    if registered and epsilon is not None:
+        exists = _is_registered(ledger, asked, renew=renew)
+    if exists and epsilon is not None:
         raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator clients --share`")
-    if replace and not registered:
+    if replace and not exists:
         raise SettingsError(f"{asked.name} is no client yet, and has no certificate to replace; leave --replace out")
     if asked.proven_by is None:
-        check_told(asked.request, told)
+        check_fingerprint(asked.request, fingerprint)
     arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
     arguments |= {"replace": replace}
     with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
-        return _signed(acting, asked, days=days, share=(epsilon, delta), known=registered, replace=replace), registered
+        return _signed(acting, asked, days=days, share=(epsilon, delta), exists=exists, replace=replace), exists
 
 
 def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
@@ -157,17 +157,17 @@ def check_enrolled(home: HomeDirectory, enrolled: Enrolled) -> None:
         )
 
 
-def check_told(request: bytes, told: str | None) -> None:
+def check_fingerprint(request: bytes, fingerprint: str | None) -> None:
     """Holds a request to the fingerprint that its client told over another way than the one that brought it.
 
     Raises:
         SettingsError: nothing was told, too little, or another fingerprint.
     """
-    digits = "".join((told or "").split()).replace(":", "").lower()
-    if len(digits) < LEAST_DIGITS:
+    digits = "".join((fingerprint or "").split()).replace(":", "").lower()
+    if len(digits) < MIN_DIGITS:
         raise SettingsError(
             "whoever brought this request may have made it: ask the team, over another way, for the request's "
-            f"fingerprint (`dpswd-client init` and `certificate` print it), and give it, at least {LEAST_DIGITS} digits "
+            f"fingerprint (`dpswd-client init` and `certificate` print it), and give it, at least {MIN_DIGITS} digits "
             "(--fingerprint)"
         )
     if not request_fingerprint(request).startswith(digits):
@@ -217,26 +217,26 @@ def _signed(
     *,
     days: float,
     share: tuple[float | None, float | None],
-    registered: bool,
+    exists: bool,
     replace: bool,
 ) -> ClientCertificate:
     epsilon, delta = share
     with home.open_ledger() as ledger:
         own = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
         issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
-        register(ledger, asked.name, issued.fingerprint, own, known=registered, replace=replace)
+        register(ledger, asked.name, issued.fingerprint, own, exists=exists, replace=replace)
     return issued
 
 
 def register(
-    ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, registered: bool, replace: bool
+    ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, exists: bool, replace: bool
 ) -> None:
     """Lets a certificate count: a new client's, with its share; or a known one's, beside its others or instead of them.
 
     Raises:
         InvalidValue: see `OperatorActs.add_client` and those beside it.
     """
-    if not registered:
+    if not exists:
         ledger.add_client(name, fingerprint, share)
     elif replace:
         ledger.renew_client(name, fingerprint)
@@ -244,7 +244,7 @@ def register(
         ledger.add_certificate(name, fingerprint)
 
 
-def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
+def _is_registered(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
     """Whether the request is for a client that exists, and may be granted.
 
     Raises:

@@ -245,7 +245,7 @@ def _dependencies() -> str:
     data = importlib.resources.files("dpswd").joinpath("dependencies.cdx.json").read_bytes()
     listed = {part["name"]: part["version"] for part in json.loads(data)["components"]}
     installed = {re.sub(r"[-_.]+", "-", d.name).lower(): d.version for d in importlib.metadata.distributions()}
-    others = {name: version for name, version in installed.items() if version.partition("+")[0] != listed.get(name, version)}
+    others = {name: own for name, own in installed.items() if own.partition("+")[0] != listed.get(name, own)}
     versions = "; ".join(f"{name} {version}" for name, version in sorted(others.items()))
     return hashlib.sha256(data).hexdigest() + (f"; installed in other versions: {versions}" if versions else "")
 

@@ -54,15 +54,15 @@ def seconded(
         ActNoted: the act waits for another operator.
         SettingsError: two are wanted who are not enrolled.
     """
-    operators = (enrolled or (lambda: home.read_ledger().books.operators))()
-    chosen = {*configuration.load(home.path).operators.second, *operators.second}
-    if act not in chosen and not (chosen and act in ("enrol", "remove") and len(operators.keys) > 1):
+    roster = (enrolled or (lambda: home.read_ledger().books.operators))()
+    chosen = {*configuration.load(home.path).operators.second, *roster.second}
+    if act not in chosen and not (chosen and act in ("enrol", "remove") and len(roster.keys) > 1):
         yield home
         return
     by = home.acting
-    if len(operators.keys) < 2 or not operators.counts(by.name, by.credential):
+    if len(roster.keys) < 2 or not roster.counts(by.name, by.credential):
         raise SettingsError(
-            f"{act} takes two operators (operators.second), each with a credential: {len(operators.keys)} are enrolled, "
+            f"{act} takes two operators (operators.second), each with a credential: {len(roster.keys)} are enrolled, "
             f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "
             "operators --make`), enrol it (`operators --add`), and give it (--credential FILE)"
         )
@@ -73,14 +73,14 @@ def seconded(
     if first is not None and (
         (first["act"], first["arguments"]) != (act, json.loads(json.dumps(arguments)))
         or dt.datetime.fromisoformat(first["time"]) + WAITS < now
-        or (first["operator"] != by.name and operators.problem(first, by=by.name, credential=by.credential))
+        or (first["operator"] != by.name and roster.problem(first, by=by.name, credential=by.credential))
     ):
         first = None
     if first is None or first["operator"] == by.name:
         if first is None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             time = now.isoformat(timespec="seconds")
-            noted = by.wish(act, arguments, reason=reason, ledger=operators.ledger, time=time)
+            noted = by.wish(act, arguments, reason=reason, ledger=roster.ledger, time=time)
             write_private(path, json.dumps(noted).encode())
         raise ActNoted(
             f"noted for {by.name} and not done: {act} takes two operators (operators.second). Another one does it by "

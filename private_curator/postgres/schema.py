@@ -184,7 +184,7 @@ class PostgresSchema:
     def missing(self, session: Session) -> Sequence[SignedEntry]:
         """See `LedgerLocation.missing`."""
         assert isinstance(session, PostgresSession)
-        return () if session.found is None else session.found.missing
+        return () if session.beginning is None else session.beginning.missing
 
     def report_missing(self, receipt: SignedEntry) -> None:
         """See `LedgerLocation.report_missing`."""

@@ -141,7 +141,7 @@ def class_numbers(
     """The declared classes' numbers of labels.
 
     Args:
-        found: (n,) labels as they stand in the file.
+        labels: (n,), as they stand in the file.
         settings: with declared classes.
         path: of the file, for errors.
 
@@ -181,7 +181,7 @@ def class_numbers(
     if texts - {none}:
         raise RecordsRefused(
             f"{path}: a label is not {allowed}; correct the labels, or name the classes in order in records.classes",
-            found=[label_text(label) for label in np.unique(labels).tolist()],
+            values=[label_text(label) for label in np.unique(labels).tolist()],
         )
     return numbers
 

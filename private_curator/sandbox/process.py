@@ -71,7 +71,7 @@ Confinement = Mapping[str, bool]
 """For each of "namespace", "landlock" and "system calls", whether the kernel has put it in force."""
 
 
-def told(confinement: Confinement) -> str:
+def list_layers(confinement: Confinement) -> str:
     """Which layers hold, in words."""
     held = ", ".join(layer for layer, there in confinement.items() if there) or "nothing"
     missing = ", ".join(layer for layer, there in confinement.items() if not there)

@@ -138,10 +138,10 @@ class Turns:
                 raise
 
         def received(size: int) -> None:
-            nonlocal kept
+            nonlocal reserved
             with self._changed:
-                self._add(self._bytes, client, size - kept)
-                kept = size
+                self._add(self._bytes, client, size - reserved)
+                reserved = size
                 self._changed.notify_all()
 
         try:

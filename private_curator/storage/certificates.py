@@ -144,14 +144,14 @@ class CertificateAuthority:
         Args:
             name: the client's.
             days: validity of the certificate.
-            kept: whether a copy goes to the issued ones; off for the health check, which makes one every few seconds.
+            store: whether a copy goes to the issued ones; off for the health check, which makes one every few seconds.
 
         Raises:
             InvalidValue: the name is not allowed.
         """
         check_client_name(name)
         key = ec.generate_private_key(ec.SECP256R1())
-        return self._sign_client(key.public_key(), name=name, days=days, kept=store), private_pem(key)
+        return self._sign_client(key.public_key(), name=name, days=days, store=store), private_pem(key)
 
     def credentials(self, certificate_fingerprint: str) -> dict[str, bytes]:
         """A client's certificate and this authority's, as the files that the client keeps.

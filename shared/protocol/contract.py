@@ -155,14 +155,14 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
 
     def disagreements(self, own: DataContract) -> list[str]:
         """Where a team's own declaration of its source says otherwise, in words; what either leaves out agrees."""
-        differences = []
+        lines = []
         for field in fields(self):
             theirs, ours = getattr(self, field.name), getattr(own, field.name)
             if theirs and ours and theirs != ours:
                 place = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), None)
                 first = "" if place is None else f", first {ours[place]!r} for {theirs[place]!r} (number {place})"
-                differences.append(f"{field.name} differ: {len(ours)} of the source, {len(theirs)} of the hospital{first}")
-        return differences
+                lines.append(f"{field.name} differ: {len(ours)} of the source, {len(theirs)} of the hospital{first}")
+        return lines
 
     def uncompared(self, own: DataContract | None = None) -> list[str]:
         """What a team's source is not held to because one of the two declares nothing, in words.

@@ -191,10 +191,10 @@ class Publication:
         Returns:
             One sentence for each disagreement.
         """
-        message = self.message
+        wire = self.message
         problems = []
-        if message.description.ledger_public_key != public_key:
-            problems.append(f"it names another ledger's key, {message.description.ledger_public_key.hex()}")
+        if wire.description.ledger_public_key != public_key:
+            problems.append(f"it names another ledger's key, {wire.description.ledger_public_key.hex()}")
         if not is_signed(Signed.PUBLICATION, self.content, self.signature, public_key):
             problems.append("it is not signed by the ledger's key, or was changed afterwards")
         try:
@@ -202,12 +202,12 @@ class Publication:
             charge, answer = self.receipts()
         except (RequestInvalid, InvalidValue) as error:
             return [*problems, f"it is not whole: {error}"]
-        run_id = message.run.run_id
+        run_id = wire.run.run_id
         of_charge = receipt_problems(
             charge,
             public_key=public_key,
             run_id=run_id,
-            request_id=message.run_request_id,
+            request_id=wire.run_request_id,
             reply=None,
             step=0,
             request_digest=run_digest(proposal.parameters),
@@ -216,8 +216,8 @@ class Publication:
             answer,
             public_key=public_key,
             run_id=run_id,
-            request_id=message.step_request_id,
-            reply=message.step.step_release,
+            request_id=wire.step_request_id,
+            reply=wire.step.step_release,
             step=1,
             request_digest=step_digest(run_id=run_id, payload=proposal.payload),
         )
@@ -225,9 +225,9 @@ class Publication:
         problems += [f"the receipt of the answer: {text}" for text in of_answer]
         if (release.run_id, release.step) != (run_id, 1):
             problems.append(f"its release is step {release.step} of run {release.run_id!r}, charged was run {run_id!r}")
-        if message.description.records != proposal.parameters.batch_size:
+        if wire.description.records != proposal.parameters.batch_size:
             problems.append(
-                f"its release is of {proposal.parameters.batch_size} records, described are {message.description.records}"
+                f"its release is of {proposal.parameters.batch_size} records, described are {wire.description.records}"
             )
         return problems
 

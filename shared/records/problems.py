@@ -20,17 +20,17 @@ class RecordsRefused(DataInvalid):
 
     Attributes:
         location: where the first offence is, for the operator's terminal only; empty if it has no location.
-        found: the values that were found, for the same eyes only.
+        values: those that were found, for the same eyes only.
     """
 
     def __init__(self, text: str, *, location: str = "", values: Sequence[str] = ()) -> None:
         super().__init__(text)
-        self.location, self.found = location, values
+        self.location, self.values = location, values
 
     def in_full(self) -> str:
         """The refusal with the location of the first offence, and what was found."""
-        more = f" and {len(self.found) - _SHOWN} more" * (len(self.found) > _SHOWN)
-        values = f" (found: {', '.join(map(repr, self.found[:_SHOWN]))}{more})" if self.found else ""
+        more = f" and {len(self.values) - _SHOWN} more" * (len(self.values) > _SHOWN)
+        values = f" (found: {', '.join(map(repr, self.values[:_SHOWN]))}{more})" if self.values else ""
         return str(self) + (f" (first at {self.location})" if self.location else "") + values
 
 

@@ -19,7 +19,7 @@ from dpswd.shared.sandbox.graph import ExtractorGraph, operation_of, tensor_name
 from dpswd.shared.sandbox.operations import Shape
 from dpswd.shared.sandbox.weights import check_weights
 
-RETAINED_VALUES = 2**26
+CACHED_VALUES = 2**26
 """Up to so many intermediate numbers of a whole batch, `begin` keeps them for the gradients (about 750 MB with what
 autograd adds); beyond, they are computed twice."""
 CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
@@ -65,14 +65,14 @@ class ForwardPass:
         if not len(records):
             raise InvalidValue("a forward pass needs at least one record")
         self._chunks = torch.split(records, chunk_size)
-        self._kept: list[tuple[Tensor, list[Tensor]]] = []
+        self._graphs: list[tuple[Tensor, list[Tensor]]] = []
         outputs = []
         for chunk in self._chunks:
             with torch.set_grad_enabled(keep):
                 out, copies = self._forward(chunk)
             outputs.append(out.detach())
             if keep:
-                self._kept.append((out, copies))
+                self._graphs.append((out, copies))
         self.outputs = torch.cat(outputs)
 
     def gradients(self, cotangents: Tensor) -> Tensor:
@@ -91,13 +91,13 @@ class ForwardPass:
         """
         if cotangents.shape != self.outputs.shape:
             raise InvalidValue(f"cotangents must have the outputs' shape {tuple(self.outputs.shape)}")
-        chunks, self._kept = self._kept, []
+        graphs, self._graphs = self._graphs, []
         parts = []
         of_chunks = torch.split(cotangents, len(self._chunks[0]))
         for position, (chunk, rows) in enumerate(zip(self._chunks, of_chunks, strict=True)):
-            if chunks:
-                out, copies = chunks[position]
-                chunks[position] = (out.detach(), [])  # lets the graph go as soon as it is used
+            if graphs:
+                out, copies = graphs[position]
+                graphs[position] = (out.detach(), [])  # lets the graph go as soon as it is used
             else:
                 with torch.enable_grad():
                     out, copies = self._forward(chunk)
@@ -221,7 +221,7 @@ class Extractor:
             records=x,
             declared={name: weights[name] for name in shapes},
             chunk_size=self._chunk(len(x), chunk_size, declared=shapes),
-            keep=len(x) * (self.graph.cost.activations + _numbers(shapes)) <= RETAINED_VALUES,
+            keep=len(x) * (self.graph.cost.activations + _numbers(shapes)) <= CACHED_VALUES,
         )
 
     def _evaluator(self, weights: Mapping[str, Tensor]) -> Callable[[Tensor, dict[str, Tensor]], Tensor]:
@@ -254,7 +254,7 @@ class Extractor:
         """Records whose intermediate values, and own copies of the declared tensors, together fit the caches."""
         cost = self.graph.cost
         caches = CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"])
-        fit = max(caches, min(STEP_VALUES * cost.steps, RETAINED_VALUES)) // (cost.activations + _numbers(declared or {}))
+        fit = max(caches, min(STEP_VALUES * cost.steps, CACHED_VALUES)) // (cost.activations + _numbers(declared or {}))
         return max(1, min(fit, SCRATCH_VALUES // max(1, cost.workspace)))
 
     def _chunk(self, records: int, chunk_size: int | None, *, declared: Mapping[str, Shape] | None = None) -> int:

@@ -77,7 +77,7 @@ def opened_before(connection: Session, accounting: Accounting, request: Request)
     Raises:
         RequestIdReused: the id stands for another request.
     """
-    bound = _known(connection, request)
+    bound = _find_binding(connection, request)
     if bound is None:
         return None
     run_id, step, _ = bound
@@ -93,7 +93,7 @@ def answered(connection: Session, run_id: str, request: Request) -> StoredReply 
         RequestIdReused: the id stands for another request.
         RunFinished: the reply was discarded.
     """
-    bound = _known(connection, request)
+    bound = _find_binding(connection, request)
     if bound is None:
         return None
     bound_run, step, _ = bound
@@ -164,7 +164,7 @@ def bind(
     if run.pruned:
         raise RunFinished("the operator has closed this run; open another run")
     transaction.books.active(request.client)
-    bound = _known(connection, request)
+    bound = _find_binding(connection, request)
     if bound is not None and unstored == bound[2]:  # nobody took it over since
         _, step, attempt = bound
     elif bound is not None:
@@ -196,7 +196,7 @@ def _bound(transaction: Open, request: Request, *, run_id: str, step: int, attem
     )
 
 
-def _known(connection: Session, request: Request) -> tuple[str, int, int] | None:
+def _find_binding(connection: Session, request: Request) -> tuple[str, int, int] | None:
     """The run, the step and the attempts of a request that was made before.
 
     Raises:

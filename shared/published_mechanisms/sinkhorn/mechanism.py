@@ -151,9 +151,7 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
         if request.points.shape != shape:
             broken.append(("payload.points", f"has shape {request.points.shape}; this run declared {shape}"))
         if len(request.labels) != shape[0]:
-            broken.append(
-                ("payload.labels", f"has {len(request.labels)} classes; this run declared {shape[0]} points")
-            )
+            broken.append(("payload.labels", f"has {len(request.labels)} classes; this run declared {shape[0]} points"))
         if request.labels and max(request.labels) >= declared.classes:
             text = f"holds {max(request.labels)}; classes are 0 to {declared.classes - 1}"
             broken.append(("payload.labels", text))

@@ -18,7 +18,7 @@ from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.sqlite_tables import layout
 from dpswd.private_curator.core.ledger.statements import Kind
-from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.postgres.database import PostgresSession
 from dpswd.shared.books.chain_checks import Tampering, read_export, verify_receipts
 from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable
@@ -331,14 +331,19 @@ def test_a_long_verification_tells_how_far_it_is(used, location, ledger, monkeyp
     monkeypatch.setattr("dpswd.private_curator.books.audit.PROGRESS_EACH", 5)
     told = []
     report = verify_file(
-        location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=Told(told.append, each_s=0.0)
+        location,
+        public_key=ledger.public_key,
+        accounting=ToyAccounting(),
+        progress=ProgressReporter(told.append, each_s=0.0),
     )
     total = report.entries
     assert told == [
         f"the ledger: {done} of {total} entries are verified" for done in (0, *range(5, total + 1, 5), total)
     ]
     quiet = []
-    verify_file(location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=Told(quiet.append))
+    verify_file(
+        location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=ProgressReporter(quiet.append)
+    )
     assert quiet == []
 
 

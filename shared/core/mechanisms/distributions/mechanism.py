@@ -209,9 +209,9 @@ class Distributions(LinearMechanism[DistributionsDeclaration, DistributionsReque
 
     def summary(self, declared: DistributionsDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""
-        statistics = f"{declared.coefficients} noised coefficients of the distribution function of all records in each of "
-        statistics += f"{declared.directions} directions"
-        return f"{statistics} for each of {declared.classes} classes, and their counts" if declared.classes else statistics
+        text = f"{declared.coefficients} noised coefficients of the distribution function of all records in each of "
+        text += f"{declared.directions} directions"
+        return f"{text} for each of {declared.classes} classes, and their counts" if declared.classes else text
 
 
 class LabelledDistributions(Distributions):
