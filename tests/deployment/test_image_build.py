@@ -131,7 +131,7 @@ def outside(proxy: Proxy, *words: object, trusted: bool = True, **arguments: str
 
 
 @pytest.mark.long
-def test_pip_goes_through_the_proxy_to_the_index_and_trusts_its_ca_alone_when_told(proxy, tmp_path):
+def test_pip_goes_through_the_proxy_to_the_index_and_trusts_its_ca_alone_on_request(proxy, tmp_path):
     pip = ("run", sys.executable, "-m", "pip", "download", "--no-cache-dir", "--no-deps", "--retries", "0")
     asked = (*pip, "--dest", tmp_path, "tiny==1.0")
     index = f"https://{HOST}/simple"

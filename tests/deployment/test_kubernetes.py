@@ -63,7 +63,7 @@ STATEFUL = named("StatefulSet", "dpswd-curator")
 CURATOR = STATEFUL["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_every_document_is_of_a_known_kind_in_the_namespace_under_a_name_of_its_own() -> None:
+def test_every_document_is_of_a_kubernetes_kind_in_the_namespace_under_a_name_of_its_own() -> None:
     seen = set()
     for file, document in documents():
         assert document["apiVersion"] == VERSIONS[document["kind"]], file

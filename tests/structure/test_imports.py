@@ -71,7 +71,7 @@ def test_small_commands_start_without_torch():
     assert told.returncode == 0, told.stderr
 
 
-def test_a_circle_would_be_found(tmp_path):
+def test_a_circle_would_be_detected(tmp_path):
     code = "from a import b\ndef f():\n    import c.d\n"
     assert set(imported(ast.parse(code), {"a.b", "c"})) == {"a.b", "c"}
     with pytest.raises(CycleError):

@@ -163,7 +163,7 @@ def test_what_one_party_alone_needs_is_not_in_the_base():
     assert "autodp" not in base  # `shared` names it for the curator's second accountant
 
 
-def test_a_blocked_package_would_be_found():
+def test_a_blocked_package_would_be_detected():
     curator, client = blocked("curator"), blocked("client")
     assert {"sklearn", "ot", "lightgbm", "yaml", "tensorboard"} <= curator
     assert {"prometheus_client", "starlette", "psycopg", "autodp"} <= client

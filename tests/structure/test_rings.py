@@ -56,7 +56,7 @@ def test_pages_import_by_the_name_dpswd_as_well():
         assert not re.search(rf"\b(?:from|import) (?:{'|'.join(SIDES)})\b", page.read_text()), page
 
 
-def test_another_way_would_be_found():
+def test_another_way_would_be_detected():
     assert imported(ast.parse("def f():\n    from shared import core\nimport a.b")) == {"shared", "a"}
 
 

@@ -80,7 +80,7 @@ def test_init_tells_whose_labels_have_no_classes(bare):
     assert "declare records.classes" in found["finding"]
 
 
-def test_a_refusal_names_the_option_that_was_typed_and_what_was_found(bare):
+def test_a_refusal_names_the_option_that_was_typed_and_the_values_of_the_file(bare):
     table = bare.directory / "t.csv"
     table.write_text("age;sick\n60,5;yes\n61,5;no\n")
     words = ("init", "--records", table, "--epsilon", 2, "--delta", 1e-5)
@@ -149,7 +149,7 @@ def test_a_refused_init_says_why_and_leaves_nothing(bare, arguments, status):
     assert list(bare.home.path.rglob("*.*")) == []
 
 
-def test_init_writes_what_it_was_told(bare):
+def test_init_writes_its_options(bare):
     bare.init(
         "--name", "ward 7", "--record-shape", "1,3", "--scale-from", -4, 4, "--address", "0.0.0.0:7000",
         "--device", "cpu", "--approve", "listed", "--san", "curator.example.org",

@@ -142,7 +142,7 @@ def test_every_page_shows_what_the_record_says(past, looking):
     assert "extended the budget" not in looking.get(f"/timeline?since={after}").text
 
 
-def test_a_cost_is_one_figure_wherever_it_is_told(past, looking):
+def test_a_cost_is_one_figure_wherever_it_is_shown(past, looking):
     """Alone, and what it adds to the data set: in the commands and on the pages, rounded alike."""
 
     def told(*words: str) -> str:
@@ -335,7 +335,7 @@ def test_a_page_is_live_and_loses_nobodys_words(home):
     assert "open again" in client.get("/budget").text
 
 
-def test_a_new_team_is_signed_for_by_the_fingerprint_that_it_told(home, tmp_path):
+def test_a_new_team_is_signed_for_by_the_fingerprint_that_it_sent(home, tmp_path):
     client = browser(home)
     request = make_identity("cardiology", tmp_path / "team").read_bytes()
     told = request_fingerprint(request)

@@ -53,7 +53,7 @@ class TestCreate:
 
 @both
 class TestClients:
-    def test_are_found_by_certificate(self, ledger):
+    def test_are_looked_up_by_certificate(self, ledger):
         bob = ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
         assert ledger.client_by_fingerprint("b" * 64) == bob
         assert ledger.client_by_fingerprint("0" * 64) is None

@@ -47,7 +47,7 @@ class TestTables:
             "ALTER TABLE replies ENABLE ROW LEVEL SECURITY",
         ],
     )
-    def test_changes_are_found(self, postgres, location, ledger, open_run, answer, change):
+    def test_changes_are_detected(self, postgres, location, ledger, open_run, answer, change):
         answer(ledger, open_run(ledger), "step")
         with postgres.administer() as administrator:
             administrator.execute(f"SET search_path TO {location.schema}")

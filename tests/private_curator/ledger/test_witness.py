@@ -216,7 +216,7 @@ def test_a_forged_or_foreign_receipt_changes_nothing(serve, note, open_run, answ
         assert Witness(note).entry() == ledger.head()
 
 
-def test_heads_are_told_elsewhere(location, key, ledger, tmp_path, open_run, answer):
+def test_heads_are_published_elsewhere(location, key, ledger, tmp_path, open_run, answer):
     """A file and a program get what `ledger verify --receipts` reads; one that fails stops nothing."""
     ledger.close()
     seen = tmp_path / "seen"
@@ -230,7 +230,7 @@ def test_heads_are_told_elsewhere(location, key, ledger, tmp_path, open_run, ans
         assert entries[-1] == last
 
 
-def test_the_system_s_log_is_told_heads(location, key, ledger, tmp_path, open_run, answer, caplog):
+def test_the_system_s_log_receives_heads(location, key, ledger, tmp_path, open_run, answer, caplog):
     """A datagram socket stands for /dev/log; one that is gone, or takes nothing so long, stops nothing."""
     ledger.close()
     place = tmp_path / "log"

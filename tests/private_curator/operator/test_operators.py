@@ -108,7 +108,7 @@ def _budget(books):
 
 
 @pytest.mark.parametrize("kind", ["name", "other key", "old signature", "foreign first"])
-def test_an_entry_that_says_another_one_acted_is_found(homes, kind):
+def test_an_entry_that_says_another_one_acted_is_detected(homes, kind):
     """Whoever has the ledger's key can write entries; they sign for nobody else."""
     anna, ben = homes["anna"], homes["ben"]
     with anna.open_ledger() as books:
@@ -173,7 +173,7 @@ def test_the_first_operator_enrols_themselves_and_alone_does_nothing_that_takes_
     assert verify_ledger(home).ok
 
 
-def test_a_first_enrolment_that_nobody_signed_is_found(tmp_path):
+def test_a_first_enrolment_that_nobody_signed_is_detected(tmp_path):
     home = made_home(tmp_path, np.zeros((64, 2), dtype=np.float32), epsilon=1.0, clients={})
     key, by = Operator.make(tmp_path / "anna", "anna").credential, {"operator": "anna", "credential": None}
     forged(home, Kind.OPERATOR_ADDED, {"operator": "anna", "key": key, "second": [], "by": by})

@@ -135,7 +135,7 @@ def test_a_clock_that_is_slow(made):
     assert "UTC" in preflight.CHECKS["clock"](almost)
 
 
-def test_what_the_kernel_says_of_the_clock_is_told(made, monkeypatch):
+def test_what_the_kernel_says_of_the_clock_is_reported(made, monkeypatch):
     monkeypatch.setattr(preflight, "clock_is_synchronised", lambda: False)
     assert "NTP" in preflight.CHECKS["clock"](preflight._Site(made, {}))
     monkeypatch.undo()
@@ -331,6 +331,6 @@ def test_an_entry_that_is_dated_before_its_predecessor_is_a_finding_and_no_reaso
     assert "dated" in found.text
 
 
-def test_the_floor_under_samples_is_told(made):
+def test_the_floor_under_samples_is_reported(made):
     told = {finding.check: finding.text for finding in preflight.check(made, {"limits.min_batch_size": "2"})}
     assert "samples of 2 records are allowed" in told["limits"]

@@ -168,7 +168,7 @@ def test_what_needs_labels_is_refused_where_there_are_none(site, tmp_path):
         site.publish(asked, tmp_path / "out")
 
 
-def test_the_operators_description_is_what_a_client_would_be_told(site):
+def test_the_operators_description_is_what_a_client_would_receive(site):
     told = site.description()
     assert (told.records, told.record_shape, told.data_set, told.client_name) == (120, (6,), "north", CLIENT)
     assert (told.remaining, told.data_set_budget.delta, told.ledger_public_key) == (3.0, 1e-5, site.key.hex())

@@ -25,7 +25,7 @@ def run(*arguments, status=0):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "text"])
-def test_the_first_record_of_each_person_is_kept(tmp_path, kind):
+def test_the_first_record_of_each_person_stays(tmp_path, kind):
     rows = ROWS | ({"patient_id": ["g", "c", "g", "i", "c"]} if kind == "text" else {})
     path = tmp_path / ("r.parquet" if kind == "parquet" else "r.csv")
     if kind == "parquet":
@@ -56,7 +56,7 @@ def test_a_persons_number_among_the_values_is_noticed(tmp_path):
     assert "not persons" not in run("records", "inspect", path, "--columns", "age,sick")
 
 
-def test_up_to_k_records_of_a_person_are_kept_and_priced_together(tmp_path):
+def test_up_to_k_records_of_a_person_stay_and_are_priced_together(tmp_path):
     """The operator states what a person is promised; the ledger counts records, each with as much less."""
     path, home = tmp_path / "r.csv", tmp_path / "home"
     rows = ROWS | {"patient_id": [7, 7, 7, 9, 3], "age": [50, 61, 51, 20, 62]}

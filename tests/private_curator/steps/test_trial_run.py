@@ -208,7 +208,7 @@ def test_a_remembered_trial_keeps_nothing_of_its_request():
     assert alive() is None
 
 
-def test_a_step_whose_time_is_known_makes_no_request_for_a_trial(make_hospital, module, monkeypatch):
+def test_a_step_whose_time_was_measured_makes_no_request_for_a_trial(make_hospital, module, monkeypatch):
     hospital = make_hospital(RECORDS)
     parameters = hospital.declare(module, gradient(rows(), SUM), batch_size=20)
     run, extractor = hospital.admit(parameters), hospital.extractor(parameters)

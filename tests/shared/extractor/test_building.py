@@ -185,7 +185,7 @@ class SharesAGradient(Extractor):
 
 
 @pytest.mark.parametrize("broken", [CentresTheBatch, SharesAGradient])
-def test_dependent_rows_are_found(digits, broken):
+def test_dependent_rows_are_detected(digits, broken):
     graph = trace(digits.module, digits.input_shape)
     with pytest.raises(RowsDepend):
         check_row_independence(broken.from_graph(graph, module_weights(digits.module, graph)))

@@ -255,7 +255,7 @@ class TestVerification:
         assert all(isinstance(finding, Finding) for finding in findings)
 
     @given(st.data())
-    def test_any_changed_bit_of_an_export_is_found(self, data):
+    def test_any_changed_bit_of_an_export_is_detected(self, data):
         entries = chain(3)
         text = "\n".join(entry.to_json() for entry in entries)
         place = data.draw(st.integers(0, len(text) - 1))

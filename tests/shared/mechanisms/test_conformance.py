@@ -280,7 +280,7 @@ def test_a_step_runs_the_same_kernels_whatever_the_records(case):
     assert case.declared[0] in ORDERS_WHAT_IS_PUBLIC or not {name for name, _ in usual} & ORDERING
 
 
-def test_a_planted_branch_is_found(monkeypatch):
+def test_a_planted_branch_is_detected(monkeypatch):
     monkeypatch.setattr(counts, "neutralise", lambda v: torch.nan_to_num(v) if bool(v.isnan().any()) else v)
     case = next(case for case in CASES if case.name == "evaluation")
     missing = Labelled(DATA.records * np.nan, DATA.labels)

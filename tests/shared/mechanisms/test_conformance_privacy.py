@@ -58,7 +58,7 @@ def test_no_neighbour_moves_the_release_further_than_is_accounted_and_one_comes_
     assert min(best) > 0.5, best
 
 
-def test_a_sensitivity_that_is_stated_too_small_is_found(monkeypatch):
+def test_a_sensitivity_that_is_stated_too_small_is_detected(monkeypatch):
     """The search is worth something: a clip norm that the price takes for two thirds of what it is does not pass."""
     (case,) = [case for case in CASES if case.name == "critic"]
     bench = _bench(case, records=8)
@@ -165,7 +165,7 @@ def test_a_run_costs_at_most_what_autodp_says_and_at_least_what_one_step_attains
     assert 0.0 < attained <= price
 
 
-def test_a_price_that_is_too_low_would_be_found():
+def test_a_price_that_is_too_low_would_be_detected():
     """The bracket is narrow enough: noise of 1.1 times what is declared does not cost what is declared."""
     for case in CASES:
         bench = _bench(case, records=RECORDS)
@@ -184,7 +184,7 @@ class _LabelsApart(LabelledRows):
         return super().released(whole, U, declared, noise)
 
 
-def test_a_label_that_is_appended_after_the_clip_is_found():
+def test_a_label_that_is_appended_after_the_clip_is_detected():
     """Rows whose values alone are clipped move further than is accounted; the honest ones of the same search do not."""
     (case,) = [case for case in CASES if case.name == "labelled rows"]
 

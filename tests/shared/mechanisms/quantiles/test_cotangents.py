@@ -76,7 +76,7 @@ def test_gaps_are_target_minus_source_over_the_root_of_the_batch(source: torch.T
     assert gaps[1].abs().max() < 1e-6
 
 
-def test_translation_is_found_in_feature_units(source: torch.Tensor, U: torch.Tensor) -> None:
+def test_translation_is_recovered_in_feature_units(source: torch.Tensor, U: torch.Tensor) -> None:
     translation = torch.zeros(D, device=source.device)
     translation[4] = 0.05
     released = source_coefficients((source + translation) @ U, batch=BATCH, coefficients=1)
