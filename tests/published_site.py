@@ -68,9 +68,9 @@ class Site:
         self.directory = directory
         labels = {"labels_file": directory / "labels.npy", "classes": CLASSES} if labelled else {}
         labels |= {"unlabelled": "-1"} if unknown else {}
-        known = source(records)[1].numpy()
-        known[:unknown] = -1
-        np.save(directory / "labels.npy", known)
+        numbers = source(records)[1].numpy()
+        numbers[:unknown] = -1
+        np.save(directory / "labels.npy", numbers)
         np.save(directory / "records.npy", source(records)[0].numpy() + np.float32(shift))
         self.home: HomeDirectory = homes.create(
             directory / "home",

@@ -79,11 +79,11 @@ class Proxy:
 
             def do_GET(self) -> None:
                 outer.asked.append(f"GET {self.path}")
-                found = outer.folder / self.path.split("#")[0].strip("/")
-                found = found / "index.html" if found.is_dir() else found
-                body = found.read_bytes() if found.is_file() else b""
-                self.send_response(200 if found.is_file() else 404)
-                self.send_header("Content-Type", "text/html" if found.suffix == ".html" else "application/octet-stream")
+                file = outer.folder / self.path.split("#")[0].strip("/")
+                file = file / "index.html" if file.is_dir() else file
+                body = file.read_bytes() if file.is_file() else b""
+                self.send_response(200 if file.is_file() else 404)
+                self.send_header("Content-Type", "text/html" if file.suffix == ".html" else "application/octet-stream")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -106,9 +106,9 @@ def test_a_tag_that_is_not_the_version_or_has_no_changes_or_another_list_is_refu
 
 
 def test_each_release_takes_few_lines():
-    told = release.sections((ROOT / "CHANGELOG.md").read_text())
-    assert "Unreleased" in told
-    long = {version: len(lines) for version, lines in told.items() if len(lines) >= MOST_LINES}
+    sections = release.sections((ROOT / "CHANGELOG.md").read_text())
+    assert "Unreleased" in sections
+    long = {version: len(lines) for version, lines in sections.items() if len(lines) >= MOST_LINES}
     assert not long, f"a release is told in fewer than {MOST_LINES} lines: {long}"
     assert max(map(len, (ROOT / "CHANGELOG.md").read_text().splitlines())) <= 160, "a line is a line"
 

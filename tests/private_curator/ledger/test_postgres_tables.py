@@ -122,8 +122,8 @@ class TestMeanwhile:
                 transaction.append(Kind.EXTRACTOR_APPROVED, {"digest": "1" * 64})
             assert restoring.result(timeout=30) is None
             waiting.result(timeout=30)
-        kept = dataclasses.replace(location, schema=f"{location.schema}_replaced_1")
-        with Ledger.open(kept, key=key, accounting=ToyAccounting()) as before:
+        replaced = dataclasses.replace(location, schema=f"{location.schema}_replaced_1")
+        with Ledger.open(replaced, key=key, accounting=ToyAccounting()) as before:
             assert "1" * 64 in before.approved_extractors()
         again = reopen()
         assert again.approved_extractors() == {"2" * 64}

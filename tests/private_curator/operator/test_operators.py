@@ -85,19 +85,19 @@ def test_a_note_that_another_one_made_or_changed_is_none(homes, change):
 
 def test_a_wish_is_done_once_and_not_for_ever(homes):
     file = noted_by(homes["anna"])
-    kept = file.read_text()
+    wish = file.read_text()
     with (
         pytest.raises(SettingsError, match="noted for ben"),
         seconded(
-            homes["ben"], "extend", json.loads(kept)["arguments"], reason=STUDY, now=dt.datetime.now(dt.UTC) + 2 * WAITS
+            homes["ben"], "extend", json.loads(wish)["arguments"], reason=STUDY, now=dt.datetime.now(dt.UTC) + 2 * WAITS
         ),
     ):
         pass
-    file.write_text(kept)
+    file.write_text(wish)
     extend_budget(homes["ben"], epsilon=1.5, reason=STUDY)
     with homes["anna"].open_ledger() as books:
         books.lower_budget(replace(_budget(books), epsilon=1.2), reason="x")
-    file.write_text(kept)
+    file.write_text(wish)
     with pytest.raises(SettingsError, match="noted for ben and not done"):
         extend_budget(homes["ben"], epsilon=1.5, reason=STUDY)
     assert homes["ben"].read_ledger().status.data_set.epsilon == 1.2

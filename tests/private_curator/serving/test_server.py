@@ -315,8 +315,8 @@ def test_a_paid_reply_with_source_features_outlives_their_upload(serve, director
     digest = client.upload_source(SOURCE)
     pending = client.prepare_step(run, GradientRequest(digest))
     first = client.send(pending)
-    for kept in (directory / "home" / "uploads" / "objects").iterdir():
-        kept.unlink()
+    for stored in (directory / "home" / "uploads" / "objects").iterdir():
+        stored.unlink()
     client = serve(**{"limits.max_source_features": "3"})
     _again(client, pending, first)
     with pytest.raises(errors.ExtractorUnknown):
@@ -419,9 +419,9 @@ def test_a_client_of_a_frozen_data_set_hears_so_and_no_price(serve, directory):
 
 def test_the_first_line_is_in_the_log_s_format(serve):
     serve(**{"log.format": "json"})
-    told = json.loads(serve.running.announcement("localhost:1"))
-    assert told["message"] == "listening on localhost:1"
-    assert told["level"] == "INFO"
+    line = json.loads(serve.running.announcement("localhost:1"))
+    assert line["message"] == "listening on localhost:1"
+    assert line["level"] == "INFO"
     serve()
     assert serve.running.announcement("localhost:1") == "listening on localhost:1"
 

@@ -53,8 +53,8 @@ def test_pull_back_keeps_rows_apart_and_finite(generator: torch.Generator) -> No
     pulled = pulled_back(fmap, damaged, cotangents)
     assert torch.isfinite(pulled).all()
     assert pulled[1, :2].tolist() == [0.0, 0.0]
-    kept = [0, 2, 3, 4]
-    assert torch.equal(pulled[kept], pulled_back(fmap, features, cotangents)[kept])
+    others = [0, 2, 3, 4]
+    assert torch.equal(pulled[others], pulled_back(fmap, features, cotangents)[others])
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def _roots(event: RunEvent, *, upper: bool) -> tuple[np.ndarray, np.ndarray]:
     batch = event.step.batch
     shifts = [shift_of(part, batch) for part in event.step.parts]
     fixed = sum(c**2 for a, c in shifts if a == 0.0)
-    ((a, c),) = [found for found in shifts if found[0] > 0.0] or [(0.0, 0.0)]
+    ((a, c),) = [shift for shift in shifts if shift[0] > 0.0] or [(0.0, 0.0)]
     if a == 0.0:
         return np.array([math.sqrt(fixed)]), np.array([1.0])
     part = event.step.parts[0]
@@ -120,12 +120,12 @@ def _normal(x: np.ndarray) -> np.ndarray:
 def _attained(roots: np.ndarray, law: np.ndarray, gamma: float) -> float:
     """Epsilon that a sampled step cannot stay below: the others' releases at 0, the replaced record's at +-root/2."""
     x = np.linspace(-12.0, 12.0 + roots.max(), 6001)
-    kept = law > 1e-12
-    halves = roots[kept, None] / 2
+    likely = law > 1e-12
+    halves = roots[likely, None] / 2
     one, other = ((1 - gamma) * _normal(x) + gamma * _normal(x + side * halves) for side in (-1, 1))
 
     def delta(epsilon: float) -> float:
-        return float(law[kept] @ np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x, axis=1))
+        return float(law[likely] @ np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x, axis=1))
 
     return _solved(delta) if delta(1e-6) > DELTA else 0.0
 

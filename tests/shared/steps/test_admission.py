@@ -148,8 +148,8 @@ def test_each_rule_of_a_step_is_enforced_by_name(request_, field):
 
 
 def test_uploaded_source_features_are_read_by_their_digest():
-    kept = {"c" * 64: np.ones((9, 4), np.float32)}
-    assert _step(GradientRequest("c" * 64), public=kept.__getitem__).source is kept["c" * 64]
+    features = {"c" * 64: np.ones((9, 4), np.float32)}
+    assert _step(GradientRequest("c" * 64), public=features.__getitem__).source is features["c" * 64]
 
 
 def test_which_mechanism_takes_which_request():
