@@ -13,8 +13,8 @@ _SMALL = {"directions": 8, "source_records": 64, "tuning_steps": 20, "points": 2
 def small(name, **settings):
     """The method of this name with few directions, records and updates, where it has such settings."""
     kind = METHODS[name]
-    known = {field.name for field in fields(kind)}
-    return kind(**{key: value for key, value in _SMALL.items() if key in known} | settings)
+    names = {field.name for field in fields(kind)}
+    return kind(**{key: value for key, value in _SMALL.items() if key in names} | settings)
 
 
 def require_all_asked(served, method, steps):

@@ -63,8 +63,8 @@ def test_no_operation_tells_one_record(pool):
     """
     generator, seen = np.random.default_rng(), np.empty((0, 2, 2))
     for _ in range(_ROUNDS):
-        found = watched(pool, CASES, pairs=8, generator=generator, targets=MIN_BATCH_SIZE)
-        seen = np.concatenate([seen, *found.values()])
+        pairs = watched(pool, CASES, pairs=8, generator=generator, targets=MIN_BATCH_SIZE)
+        seen = np.concatenate([seen, *pairs.values()])
         delay = told(planted(seen, 3 / MIN_BATCH_SIZE, generator), generator)
         if delay.pvalue < ALPHA:
             break
@@ -83,14 +83,14 @@ def test_no_operation_tells_one_record_in_a_hundred_thousand_pairs(pool):
     False alarm: 1e-6. Power: a request that takes 3% longer is found.
     """
     generator = np.random.default_rng()
-    found = watched(pool, CASES, pairs=-(-PAIRS // len(CASES)), generator=generator)
+    pairs = watched(pool, CASES, pairs=-(-PAIRS // len(CASES)), generator=generator)
     record, delay = Verdict(), Verdict()
-    for name, seen in found.items():
+    for name, seen in pairs.items():
         own = told(seen, generator)
         print(f"{name}: {own}")
-        assert own.pvalue > ALPHA / 2 / len(found), name
+        assert own.pvalue > ALPHA / 2 / len(pairs), name
         record, delay = record + own, delay + told(planted(seen, 0.03, generator), generator)
     print(f"record: {record}; planted: {delay}")
-    assert sum(map(len, found.values())) >= PAIRS
+    assert sum(map(len, pairs.values())) >= PAIRS
     assert delay.pvalue < ALPHA, "the machine is too unsteady for this test to see anything"
     assert record.pvalue > ALPHA / 2
