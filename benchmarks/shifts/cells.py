@@ -22,7 +22,7 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit, priors
-from dpswd.public_client.replay.twins import Honest
+from dpswd.public_client.replay.cross_fitting import Honest
 from dpswd.public_client.replay.verdict import Fitted
 
 NUMBERS = (150, 500, 1000, 4000, 10_000)

@@ -28,7 +28,7 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit
 from dpswd.public_client.replay.priors import SHARES, frequency_gains, prior_weights
-from dpswd.public_client.replay.twins import Honest, Twins
+from dpswd.public_client.replay.cross_fitting import Honest, Twins
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_stand_ins.jsonl"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"

@@ -13,7 +13,7 @@ from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.replay import delivery, weighted
-from dpswd.public_client.replay.twins import Crossed, Twins
+from dpswd.public_client.replay.cross_fitting import Crossed, Twins
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import FeatureView
 from dpswd.public_client.replay.weighted import Onward
