@@ -31,8 +31,8 @@ from dpswd.public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, R
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.replay import delivery, fit
-from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.cross_fitting import CrossFit
+from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.weighted import Onward
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.distributed import shared_curators
