@@ -1,7 +1,7 @@
 """What the parts of Fisher scoring bring: Adult by other columns than its table's, in plain arithmetic.
 
     python -m benchmarks.labelled_scoring --data-dir ../shared/data
-    python -m benchmarks.labelled_scoring --data-dir ../shared/data --seeds 4 --epsilon 1 --together
+    python -m benchmarks.labelled_scoring --data-dir ../shared/data --seeds 0,1,2,3 --epsilon 1 --together
 
 needs adult.npz in the folder. People are dealt to hospitals as by `benchmarks.labelled_occupations choose`, and from
 other sources and by race; nothing is looked at by occupation. The gradients are the mechanism's sums with its noise,
@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from benchmarks.labelled_gradients import clipped_sum, set_gradient
 from benchmarks.labelled_occupations import DELTA, OTHERS, Dealing, Task, fitted, tasks
+from benchmarks.records import seeds_option
 from dpswd.public_client.methods.joint_scoring import JointScoring
 from dpswd.public_client.methods.newton import Newton
 from dpswd.public_client.methods.public_view import parted, viewed_head
@@ -158,7 +159,7 @@ def _beside(model: nn.Module, own: nn.Module, task: Task) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=1)
+    seeds_option(parser, (0,))
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--together", action="store_true")
     arguments = parser.parse_args()
@@ -166,9 +167,9 @@ def main() -> None:
     torch.set_num_threads(1)
     dealt = {
         f"{dealing.column} from {dealing.source}": [
-            (seed, dealt, [fitted(*task.trained) for task in dealt])
-            for seed in range(arguments.seeds)
-            for dealt in [[*tasks(path, dealing, seed=seed)]]
+            (seed, own_tasks, [fitted(*task.trained) for task in own_tasks])
+            for seed in arguments.seeds
+            for own_tasks in [[*tasks(path, dealing, seed=seed)]]
         ]
         for dealing in DEALT
     }
@@ -179,9 +180,9 @@ def main() -> None:
             for each in dealt.values():
                 pairs = [
                     _beside(model, own, task)
-                    for seed, dealt, owns in each
+                    for seed, own_tasks, owns in each
                     for model, own, task in zip(
-                        reached(dealt, variant, epsilon=epsilon, seed=seed), owns, dealt, strict=True
+                        reached(own_tasks, variant, epsilon=epsilon, seed=seed), owns, own_tasks, strict=True
                     )
                 ]
                 figures.append([statistics.mean(values) for values in zip(*pairs, strict=True)])

@@ -116,7 +116,7 @@ def _local(wanted: Experiment, task: Task, stack: ExitStack) -> Mapping[str, Hos
                 part.images.numpy(),
                 epsilon=_budget(wanted),
                 delta=wanted.privacy.delta,
-                name=wanted.data.task if name == ALONE else name,
+                name=name if name != ALONE else wanted.data.target.stem if wanted.data.target else wanted.data.task,
                 device=wanted.device,
                 directory=None if store is None else store / "hospital",
                 labels=part.labels.numpy() if classes else None,
@@ -191,8 +191,8 @@ def _classes(wanted: Experiment, task: Task) -> int:
     """C where the hospital's labels are asked for; 0 where they are nobody's business."""
     if wanted.output.keep_best:
         return task.classes
-    if wanted.method.name not in METHODS:  # the ladder asks what labels there are; a rehearsal of it has none
-        return 0
+    if wanted.method.name not in METHODS:  # the ladder asks what labels there are: those of a team's own stand-in
+        return task.classes if wanted.data.target is not None else 0
     return task.classes if method_of(wanted.method.name, wanted.method.settings).mechanism.needs_labels else 0
 
 
