@@ -136,7 +136,7 @@ def plan(
 def _as_text(made: Plan, compared: Plan | None, together: Together | None) -> str:
     if compared is None or together is None:
         return str(made)
-    return f"{made}\n{compared}\n{together.told(made, compared)}"
+    return f"{made}\n{compared}\n{together.summary(made, compared)}"
 
 
 def _plan_of_release(release: Path, key: Path | None, output: str, method: Method, **wishes: Any) -> None:
