@@ -248,6 +248,7 @@ def watched(
                 break
             requests = Watched(pool, case, generator, targets=targets)
             numbers = range(begun, min(pairs, begun + _ROUND))
+            sys.stderr.write(f"\r{case.name:26} {numbers.stop} of {pairs} pairs of each case")
             seen[case.name] += [requests.pair(gradients=bool(number % 2)) for number in numbers]
     return {name: np.array(found) for name, found in seen.items() if found}
 

@@ -116,7 +116,7 @@ def _local(wanted: Experiment, task: Task, stack: ExitStack) -> Mapping[str, Hos
                 part.images.numpy(),
                 epsilon=_budget(wanted),
                 delta=wanted.privacy.delta,
-                name=wanted.data.task if name == ALONE else name,
+                name=name if name != ALONE else wanted.data.target.stem if wanted.data.target else wanted.data.task,
                 device=wanted.device,
                 directory=None if store is None else store / "hospital",
                 labels=part.labels.numpy() if classes else None,

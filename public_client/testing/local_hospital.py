@@ -26,7 +26,7 @@ import numpy.typing as npt
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.shared.core.errors import CuratorUnavailable, SettingsError
 
-_START_S = 60.0  # a loaded machine imports torch within this
+_START_S = 180.0  # a loaded machine imports torch within this
 _STOP_S = 25.0  # the curator lets running steps finish for 20 seconds
 _COMMAND = (sys.executable, "-P", "-m", "dpswd.private_curator.cli")
 _CLIENT = "ml-team"
