@@ -136,10 +136,10 @@ def _require_promise(wanted: Experiment, task: Task) -> None:
     modality = modality_of(task.image_shape)
     battery = BATTERIES.get(modality) if wanted.method.name == Replay.name else None
     asked = bool(wanted.curators) and not (wanted.dry_run.enabled or wanted.output.resume or wanted.privacy.yes)
-    if asked and battery is not None and 2 * battery.unchanged > battery.cells:
+    if asked and battery is not None and 2 * battery.retained > battery.cells:
         raise SettingsError(
-            f"{battery.unchanged} of {battery.cells} measured runs of {Replay.name} on {modality} were charged and "
-            "left the model as it was. Leave the method out (the ladder asks less first), or give --yes; nothing was charged"
+            f"{battery.retained} of {battery.cells} measured runs of {Replay.name} on {modality} were charged and left "
+            "the model as it was. Leave the method out (the ladder asks less first), or give --yes; nothing was charged"
         )
 
 
