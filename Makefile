@@ -113,7 +113,7 @@ settings-page: set-up
 	PYTHONPATH=. $(BIN)/python deploy/settings_page.py > docs/reference/settings.md
 
 accountant-table: set-up
-	$(BIN)/python -m benchmarks.accountant table
+	$(BIN)/python -m benchmarks.accountant table --page docs/privacy/accountant.md
 
 # Which pages: all that are out of date, or PAGES="bracket.md events.md".
 proofs-reviewed: set-up

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks.large_records import make_sparse
+from benchmarks.records import Rows, machine, options
 from dpswd.private_curator.cluster.shards import ClusterShards
 from dpswd.private_curator.cluster.task import Meant
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource, Shards
@@ -39,6 +38,7 @@ from dpswd.shared.core.mechanisms.linear import LinearRun, ShardSum, added
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
+RESULTS = Path(__file__).parent / "results" / "cluster.json"
 CLASSES, FEATURES = 10, 256
 
 
@@ -109,12 +109,13 @@ def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: in
                 for name, shards in (("alone", alone), ("cluster", cluster)):
                     spent, total = timed(shards, run, source)
                     seconds.setdefault(f"{there} nodes: {name}", []).append(spent)
+                    print(f"{there} nodes: {name}: {spent:.2f} s", flush=True)
                     same &= all(np.array_equal(a, b) for a, b in zip(total.sums, wanted.sums, strict=True))
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     # Each against its own turns alone: what else the machine does changes in between.
     ratios = {f"{n} nodes": medians[f"{n} nodes: alone"] / medians[f"{n} nodes: cluster"] for n in range(1, nodes + 1)}
     return {
-        "seconds": seconds,
+        "seconds_of": seconds,
         "median": medians,
         "times_as_fast_as_alone": ratios,
         "times_as_fast_as_one_node": {name: ratio / ratios["1 nodes"] for name, ratio in ratios.items()},
@@ -124,26 +125,15 @@ def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=400_000)
+    parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--values", type=int, default=256)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--results", type=Path, default=None, help="a JSON file for the figures; printed beside")
-    chosen = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=7)
+    options(parser, RESULTS)
+    chosen = vars(parser.parse_args())
+    rows = Rows(RESULTS, chosen.pop("results"))
     with tempfile.TemporaryDirectory(prefix="dpswd-cluster-") as name:
-        figures = {
-            "command": f"python -m benchmarks.cluster --records {chosen.records} --values {chosen.values} "
-            f"--nodes {chosen.nodes} --repeats {chosen.repeats}",
-            "machine": f"{os.cpu_count()} CPU cores for all nodes together, load average "
-            f"{', '.join(f'{load:.1f}' for load in os.getloadavg())} at the start",
-            **measured(
-                Path(name), records=chosen.records, values=chosen.values, nodes=chosen.nodes, repeats=chosen.repeats
-            ),
-        }
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if chosen.results is not None:
-        chosen.results.write_text(text + "\n")
+        rows.run([(chosen, lambda: {"machine": machine()} | measured(Path(name), **chosen))])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A live curator with a cluster under faults: ``python -m benchmarks.cluster_faults --faults 40 --write FILE``.
+"""A live curator with a cluster under faults: ``python -m benchmarks.cluster_faults --faults 40``.
 
 On this machine, by the operator's commands: a curator, a scheduler and two nodes that a supervisor starts again, and
 the team's client over mutual TLS. In the middle of a step something happens, drawn by seed: the scheduler, the courier
@@ -406,15 +406,11 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", type=Path, default=None, help="a JSON file for the figures")
     chosen = parser.parse_args()
     with live(chosen.records) as site:
         figures = tried(site, count=chosen.faults, seed=chosen.seed)
     command = f"python -m benchmarks.cluster_faults --faults {chosen.faults} --records {chosen.records}"
-    text = json.dumps({"command": f"{command} --seed {chosen.seed}", **figures}, indent=1)
-    print(text)
-    if chosen.write is not None:
-        chosen.write.write_text(text + "\n")
+    print(json.dumps({"command": f"{command} --seed {chosen.seed}", **figures}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """DP-DANN's figures: accuracy before and after, by epsilon and seed.
 
-``python -m benchmarks.dann --data digits --epsilon 1 --epsilon 3 --seeds 5`` prints a table. The client's code is the
+``python -m benchmarks.dann --data digits --epsilon 1 --epsilon 3 --seeds 0,1`` prints a table. The client's code is the
 product's; the curator's part of a step (sample, per-record gradients, clip, sum, noise) runs in this process by the
 same functions, without a service, a signed ledger or paced replies, so that many seeds take minutes and not hours.
 tests/end_to_end/test_evaluation.py trains over the real service.
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.records import numbers
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import load_task
@@ -52,14 +53,14 @@ def in_process(records: Tensor, *, epsilon: float, seed: int) -> MockCurator:
 @click.option("--data", type=click.Choice(list(_SOURCE_EPOCHS)), default="digits", show_default=True)
 @click.option("--data-dir", type=click.Path(path_type=Path), default=None, help="Folder with mnist.npz and usps16.npz.")
 @click.option("--epsilon", "epsilons", type=float, multiple=True, default=(1.0, 3.0), show_default=True)
-@click.option("--seeds", type=int, default=5, show_default=True)
+@click.option("--seeds", callback=lambda _, __, words: numbers(words), default="0,1,2,3,4", show_default=True)
 @click.option("--steps", type=int, default=200, show_default=True)
-def main(data: str, data_dir: Path | None, epsilons: tuple[float, ...], seeds: int, steps: int) -> None:
+def main(data: str, data_dir: Path | None, epsilons: tuple[float, ...], seeds: tuple[int, ...], steps: int) -> None:
     """Prints a table of accuracies in percent, one line for each epsilon."""
     task = load_task(data, data_dir=data_dir)
     reached: dict[float, list[float]] = {epsilon: [] for epsilon in epsilons}
     before: list[float] = []
-    for seed in range(seeds):
+    for seed in seeds:
         settings = read_experiment(None, {"device": "cpu", "source.epochs": _SOURCE_EPOCHS[data]})
         model = train_source_model(settings, task, seed=seed, progress=False)
         before.append(model.accuracy)

@@ -1,6 +1,6 @@
 """Steps and their noise on a CUDA device beside the CPU of the same machine; without a device it says so.
 
-    python -m benchmarks.device [--seconds 8] [--write docs/reference/device-cost.md]
+    python -m benchmarks.device [--seconds 8] [--page docs/reference/device-cost.md]
 
 * The noise alone: OpenSSL's keystream and the table on the CPU; the same integers by tensor operations and by one
   Triton kernel on the device. Both end with the integers where the step needs them.
@@ -191,7 +191,7 @@ sums take the time of reading and copying the records. The command prints smalle
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8.0, help="for each line, at least")
-    parser.add_argument("--write", type=Path, help="a Markdown file for the page")
+    parser.add_argument("--page", type=Path, help="a Markdown file for the page")
     arguments = parser.parse_args()
     compute_in_full_float32()
     device = resolve_device("auto")
@@ -206,8 +206,8 @@ def main() -> None:
         sizes="\n".join(size_lines(device, arguments.seconds / 4)),
         threads=torch.get_num_threads(),
     )
-    if arguments.write is not None:
-        arguments.write.write_text(page, encoding="utf-8")
+    if arguments.page is not None:
+        arguments.page.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

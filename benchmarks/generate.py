@@ -8,8 +8,8 @@ needs mnist.npz in the first folder and the four idx files of Debian's dataset-f
 half is the hospital's; a run fits the generator to one release, draws 60,000 records, trains logistic regression, MLP
 and CNN on them with the settings below, and looks at the 10,000 test images once. Which classifiers, how long, and the
 method's settings were fixed before on the training halves (docs/studies.md says how): with --held-out the last
-10,000 training images take the test images' place, and the hospital holds the others. Runs on file are not repeated;
---only "fashion 1" makes one setting's alone. Processes side by side need a file of results each (--results).
+10,000 training images take the test images' place, and the hospital holds the others. Runs of --results are not
+repeated; --only "fashion 1" makes one setting's alone. Processes side by side need a file of results each (--results).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.labelled import ADD, REPLACE, Site, released
+from benchmarks.records import seeds_option
 from dpswd.public_client.methods.statistics import Statistics
 from dpswd.public_client.methods.statistics_head import Head, Known, discriminant, shares_of
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
@@ -77,7 +78,7 @@ def dealt(labels: npt.NDArray[np.int64], rng: np.random.Generator) -> list[npt.N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=20)
+    seeds_option(parser, range(20))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     values, labels = table(arguments.data_dir / "adult.npz")
@@ -88,7 +89,7 @@ def main() -> None:
         for epsilon in (1.0, 0.1):
             for relation in (ADD, REPLACE):
                 for weights in CHOICES:
-                    found = [_reached(scaled, labels, weights, epsilon, relation, s) for s in range(arguments.seeds)]
+                    found = [_reached(scaled, labels, weights, epsilon, relation, s) for s in arguments.seeds]
                     own, one = (100.0 * statistics.mean(column) for column in zip(*found, strict=True))
                     told = "chosen" if weights is None else _told(weights)
                     print(f"{clip:g}, {epsilon:g}, {relation}, {told}: {own:.1f}, {one:.1f}", flush=True)

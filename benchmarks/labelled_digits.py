@@ -1,6 +1,6 @@
 """MNIST as one labelled hospital of 60,000: a linear head on fixed features from one release.
 
-    python -m benchmarks.labelled_digits run --data-dir ../shared/data     # what is not on file yet, three seeds
+    python -m benchmarks.labelled_digits run --data-dir ../shared/data     # anew, beside what is on file: three seeds
     python -m benchmarks.labelled_digits choose --data-dir ../shared/data  # how the features were chosen, on USPS
     python -m benchmarks.labelled_digits summary
 

@@ -1,6 +1,6 @@
 """MNIST as one labelled hospital of 60,000: a linear head on fixed features, by labelled gradients (`Finetune`).
 
-    python -m benchmarks.labelled_gradients run --data-dir ../shared/data      # what is not on file yet
+    python -m benchmarks.labelled_gradients run --data-dir ../shared/data      # anew, beside what is on file
     python -m benchmarks.labelled_gradients choose --data-dir ../shared/data   # how the rate was chosen, on USPS
     python -m benchmarks.labelled_gradients choose-newton --data-dir ../shared/data
     python -m benchmarks.labelled_gradients summary

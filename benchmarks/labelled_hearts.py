@@ -1,6 +1,6 @@
 """Heart disease in four hospitals, each private and labelled: accuracy of one labelled release from each.
 
-    python -m benchmarks.labelled_hearts run --data-dir ../shared/data       # what is not on file yet, twenty splits
+    python -m benchmarks.labelled_hearts run --data-dir ../shared/data       # anew, beside what is on file
     python -m benchmarks.labelled_hearts summary --format json               # of the runs on file
 
 needs heart_uci.npz in the folder (see benchmarks/heart.py; UCI heart disease, CC BY 4.0; A. Janosi, W. Steinbrunn,

@@ -1,6 +1,6 @@
 """Adult by occupation: each is a labelled hospital, one is the public source; label and covariate shift at once.
 
-    python -m benchmarks.labelled_occupations run --data-dir ../shared/data     # what is not on file yet
+    python -m benchmarks.labelled_occupations run --data-dir ../shared/data     # anew, beside what is on file
     python -m benchmarks.labelled_occupations choose --data-dir ../shared/data  # steps and clip of scoring, elsewhere
     python -m benchmarks.labelled_occupations summary
 

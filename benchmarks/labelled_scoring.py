@@ -1,7 +1,7 @@
 """What the parts of Fisher scoring bring: Adult by other columns than its table's, in plain arithmetic.
 
     python -m benchmarks.labelled_scoring --data-dir ../shared/data
-    python -m benchmarks.labelled_scoring --data-dir ../shared/data --seeds 4 --epsilon 1 --together
+    python -m benchmarks.labelled_scoring --data-dir ../shared/data --seeds 0,1,2,3 --epsilon 1 --together
 
 needs adult.npz in the folder. People are dealt to hospitals as by `benchmarks.labelled_occupations choose`, and from
 other sources and by race; nothing is looked at by occupation. The gradients are the mechanism's sums with its noise,
@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from benchmarks.labelled_gradients import clipped_sum, set_gradient
 from benchmarks.labelled_occupations import DELTA, OTHERS, Dealing, Task, fitted, tasks
+from benchmarks.records import seeds_option
 from dpswd.public_client.methods.joint_scoring import JointScoring
 from dpswd.public_client.methods.newton import Newton
 from dpswd.public_client.methods.public_view import parted, viewed_head
@@ -158,7 +159,7 @@ def _beside(model: nn.Module, own: nn.Module, task: Task) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=1)
+    seeds_option(parser, (0,))
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--together", action="store_true")
     arguments = parser.parse_args()
@@ -167,7 +168,7 @@ def main() -> None:
     dealt = {
         f"{dealing.column} from {dealing.source}": [
             (seed, found, [fitted(*task.trained) for task in found])
-            for seed in range(arguments.seeds)
+            for seed in arguments.seeds
             for found in [[*tasks(path, dealing, seed=seed)]]
         ]
         for dealing in DEALT

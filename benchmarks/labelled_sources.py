@@ -1,6 +1,6 @@
 """DPDA: a labelled hospital is the private source, public records without labels are the target.
 
-    python -m benchmarks.labelled_sources run --data-dir ../shared/data       # what is not on file yet
+    python -m benchmarks.labelled_sources run --data-dir ../shared/data       # anew, beside what is on file
     python -m benchmarks.labelled_sources choose                              # on scikit-learn's digits alone
     python -m benchmarks.labelled_sources large                               # time and memory of a target of 50,000
     python -m benchmarks.labelled_sources summary

@@ -1,6 +1,6 @@
 """DPOT at record level: error against noise-to-signal and epsilon (LeTien and others 2019, Figure 2).
 
-    python -m benchmarks.optimal_transport run         # what is not on file yet, five seeds
+    python -m benchmarks.optimal_transport run         # anew, beside what is on file: five seeds
     python -m benchmarks.optimal_transport summary
     python -m benchmarks.optimal_transport large       # time and memory of n = 50,000
 

@@ -12,20 +12,20 @@ The plain loops know no clip, no rounding, no NaN and no exact integers; one add
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import resource
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from benchmarks.large_records import Peak, make_sparse
+from benchmarks.records import Rows, machine, options
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.records.labels import LabelsInFile
@@ -45,6 +45,7 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, completed
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
+RESULTS = Path(__file__).parent / "results" / "population.json"
 CPU = torch.device("cpu")
 CLASSES, FEATURES = 10, 64
 PLAIN_ROWS = 4096  # at a time in the plain loops: what they read stays in a core's own cache
@@ -108,6 +109,7 @@ def measured(path: Path, labels_path: Path, *, records: int, values: int, pieces
         own_cpu = dict.fromkeys(ways, 0.0)
         order = list(ways)
         for turn, shard in enumerate(shards(facts, pieces)):
+            print(f"piece {turn + 1} of {pieces}", flush=True)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
                 begun, spent = time.monotonic(), time.process_time()
                 ways[name](shard)
@@ -126,7 +128,8 @@ def measured(path: Path, labels_path: Path, *, records: int, values: int, pieces
     )
     return {
         "shortest_nanoseconds_a_record": parts(run, source, target, module),
-        "seconds": seconds,
+        "seconds": round(sum(seconds.values()), 1),
+        "seconds_of": seconds,
         "cpu_seconds_of_this_process": own_cpu,
         "ratio_to_plain_float64": {name: seconds[name] / seconds["plain, float64"] for name in engines},
         "ratio_to_plain_float32": {name: seconds[name] / seconds["plain, float32"] for name in engines},
@@ -165,38 +168,37 @@ def parts(run: LinearRun, source: ExtractorSource, records: Target, module: nn.L
     return shortest
 
 
+def peaked(folder: Path, *, records: int, values: int, pieces: int) -> dict[str, Any]:
+    """All figures: `measured`, and memory before and at most."""
+    path, labels = folder / "records.npy", folder / "labels.npy"
+    make_sparse(path, records=records, values=values)
+    made = np.lib.format.open_memmap(labels, mode="w+", dtype=np.uint8, shape=(records,))
+    made[:CLASSES] = np.arange(CLASSES)
+    made.flush()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = Peak(os.getpid())
+    peak.start()
+    return {
+        "machine": machine(),
+        "file_gb": path.stat().st_size / 1e9,
+        "on_disk_mb": path.stat().st_blocks * 512 / 1e6,
+        "memory_before_mib": before,
+        **measured(path, labels, records=records, values=values, pieces=pieces),
+        "memory_of_all_processes_mb": peak.end()["all_together_mb"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=100_000_000)
     parser.add_argument("--values", type=int, default=64, help="floats of one record")
     parser.add_argument("--pieces", type=int, default=100, help="into which the file is cut, for all ways in turn")
     parser.add_argument("--directory", type=Path, default=None, help="where the sparse files go; removed at the end")
-    parser.add_argument("--results", type=Path, default=None, help="a JSON file for the figures; printed beside")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dpswd-population-", dir=chosen.directory) as name:
-        path, labels = Path(name) / "records.npy", Path(name) / "labels.npy"
-        make_sparse(path, records=chosen.records, values=chosen.values)
-        made = np.lib.format.open_memmap(labels, mode="w+", dtype=np.uint8, shape=(chosen.records,))
-        made[:CLASSES] = np.arange(CLASSES)
-        made.flush()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        peak = Peak(os.getpid())
-        peak.start()
-        figures = {
-            "command": f"python -m benchmarks.population --records {chosen.records} --values {chosen.values} "
-            f"--pieces {chosen.pieces}",
-            "machine": f"{os.cpu_count()} CPU cores, {torch.get_num_threads()} torch threads, {platform.machine()}, "
-            f"load average {', '.join(f'{load:.1f}' for load in os.getloadavg())} at the start",
-            "file_gb": path.stat().st_size / 1e9,
-            "on_disk_mb": path.stat().st_blocks * 512 / 1e6,
-            "memory_before_mib": before,
-            **measured(path, labels, records=chosen.records, values=chosen.values, pieces=chosen.pieces),
-            "memory_of_all_processes_mb": peak.end()["all_together_mb"],
-        }
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if chosen.results is not None:
-        chosen.results.write_text(text + "\n")
+    options(parser, RESULTS)
+    chosen = vars(parser.parse_args())
+    rows, directory = Rows(RESULTS, chosen.pop("results")), chosen.pop("directory")
+    with tempfile.TemporaryDirectory(prefix="dpswd-population-", dir=directory) as name:
+        rows.run([(chosen, lambda: peaked(Path(name), **chosen))])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Where `pseudo-labels` loses what could be gained: to noise, to the fit or to the family of moves; on USPS.
 
-    python -m benchmarks.pseudo_label_limits --data-dir ../shared/data --seed 20
+    python -m benchmarks.pseudo_label_limits --data-dir ../shared/data --seeds 20
 
 For choices: a row is one shift of USPS behind a network whose seed no reported cell uses. Accuracy on fresh records of
 the team's classifier; of what the method learns of 1,000 records at epsilons 1, 3, 8 and without noise, delivered
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.pseudo_labels import CACHE, TUNED_ON, parted
+from benchmarks.records import seeds_option
 from benchmarks.shifts.cells import DELTAS, Cell, target_of
 from benchmarks.shifts.sources import load
 from dpswd import PseudoLabels, mock_description
@@ -36,14 +38,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
-    parser.add_argument("--seed", type=int, default=20)
+    seeds_option(parser, (20,))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    origin = load(TUNED_ON, arguments.seed, data_dir=arguments.data_dir, cache=arguments.cache)
-    extractor, classifier = parted(origin)
-    print("| shift | source only | 1 | 3 | 8 | no noise | true moves | in all directions | own labels |")
-    for shift in SHIFTS:
-        target = target_of(Cell(TUNED_ON, shift, _RECORDS + _FRESH, 1.0, arguments.seed), origin)
+    print("| seed | shift | source only | 1 | 3 | 8 | no noise | true moves | in all directions | own labels |")
+    for seed, shift in itertools.product(arguments.seeds, SHIFTS):
+        origin = load(TUNED_ON, seed, data_dir=arguments.data_dir, cache=arguments.cache)
+        extractor, classifier = parted(origin)
+        target = target_of(Cell(TUNED_ON, shift, _RECORDS + _FRESH, 1.0, seed), origin)
         with torch.no_grad():
             features, seen = extractor(origin.source.images).double(), extractor(target.images).double()
         held, fresh = (seen[:_RECORDS], target.labels[:_RECORDS]), (seen[_RECORDS:], target.labels[_RECORDS:])
@@ -56,7 +58,9 @@ def main() -> None:
             known = Source(features + moves[source.labels], source.labels, source.sums, source.feature_map)
             found.append(_learned(known))
         found.append(_learned(Source(*held, source.sums, source.feature_map)))
-        print("|", " | ".join([shift, *(f"{_percent(model, *fresh):.1f}" for model in found)]), "|", flush=True)
+        print(
+            "|", " | ".join([str(seed), shift, *(f"{_percent(model, *fresh):.1f}" for model in found)]), "|", flush=True
+        )
 
 
 def _source(features: Tensor, labels: Tensor, classifier: nn.Module) -> Source:

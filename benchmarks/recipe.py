@@ -1,6 +1,6 @@
 """How the default recipe of replayed releases was chosen without a label of the target (docs/studies.md).
 
-    python -m benchmarks.recipe run --data-dir ../shared/data        # what is not on file yet
+    python -m benchmarks.recipe run --data-dir ../shared/data        # anew, beside what is on file
     python -m benchmarks.recipe summary
 
 The recipes are compared on targets whose labels are public, for the same sources: scikit-learn's digits brought to

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,8 +63,13 @@ def options(parser: argparse.ArgumentParser, stored: Path, *, seeds: Sequence[in
         help=f"run: the file to write, {own} if not given; its rows are not run again. Else: the file to read",
     )  # fmt: skip
     if seeds is not None:
-        usual = ",".join(map(str, seeds))
-        parser.add_argument("--seeds", type=numbers, default=tuple(seeds), help=f"with commas; {usual} if not given")
+        seeds_option(parser, seeds)
+
+
+def seeds_option(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
+    """Of a benchmark whose figures stand on a page alone, too."""
+    usual = ",".join(map(str, seeds))
+    parser.add_argument("--seeds", type=numbers, default=tuple(seeds), help=f"with commas; {usual} if not given")
 
 
 def numbers(words: str) -> tuple[int, ...]:
@@ -93,8 +99,8 @@ class Rows:
         held = read(self.path)
         left = [(settings, measured) for settings, measured in jobs if not on_file(settings, held)]
         took = [_seconds(row) for settings, _ in left for row in self._stored if on_file(settings, [row])]
-        known = f"; those on file took {_minutes(sum(took))}" if any(took) else ""
-        print(f"{len(left)} runs, written to {self.path}{known}", flush=True)
+        known = f"those on file took {_minutes(sum(took))}" if any(took) else "the first tells how long they take"
+        print(f"{len(left)} runs, written to {self.path}; {known}", flush=True)
         begun = time.monotonic()
         for number, (settings, measured) in enumerate(left):
             since = time.monotonic() - begun
@@ -102,9 +108,10 @@ class Rows:
                 return
             rest = f", about {_minutes(since / number * (len(left) - number))} left" if number else ""
             print(f"run {number + 1} of {len(left)}{rest}", flush=True)
+            started = time.monotonic()
             figures = measured()
             if figures is not None:
-                self._add(settings, figures)
+                self._add(settings, {"seconds": round(time.monotonic() - started, 1)} | figures)
 
     def _add(self, settings: Row, figures: Row) -> None:
         append(self.path, settings | figures)
@@ -115,6 +122,12 @@ class Rows:
                 told = (f"{name} {now[name]:.4g} (on file {before[name]:.4g})" for name in now if name in before)
                 print(f"  {', '.join(told)}", flush=True)
                 return
+
+
+def machine() -> str:
+    """Where times were measured, and beside how much else."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return f"{platform.machine()}, {os.cpu_count()} cores, load average {load} at the start"
 
 
 def written(page: str, path: Path | None) -> None:

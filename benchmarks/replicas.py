@@ -1,6 +1,6 @@
 """How long a step takes at the ledger: in a file, and in PostgreSQL with one to three replicas.
 
-    python -m benchmarks.replicas [--steps 200] [--rounds 5] [--directory DIR] [--write FILE]
+    python -m benchmarks.replicas [--steps 200] [--rounds 5] [--directory DIR] [--page FILE]
 
 A step is what the ledger does of it: begin, and finish with a reply of the paper's size (51 kB); nothing is computed.
 Each replica is a process of its own, takes its steps one after the other, and all begin at once. The contenders take
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of each replica, in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--write", type=Path, default=None, help="a page for the docs")
+    parser.add_argument("--page", type=Path, help="a Markdown file for the page")
     parser.add_argument("--work", nargs=3, metavar=("PLACE", "RUN", "NAME"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -53,8 +53,8 @@ def main() -> None:
     best = _measure(arguments.directory, steps=arguments.steps, rounds=arguments.rounds)
     page = _page(best, steps=arguments.steps, rounds=arguments.rounds)
     sys.stdout.write(page)
-    if arguments.write is not None:
-        arguments.write.write_text(page)
+    if arguments.page is not None:
+        arguments.page.write_text(page)
 
 
 def _measure(directory: Path, *, steps: int, rounds: int) -> dict[str, tuple[int, float]]:

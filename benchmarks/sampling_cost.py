@@ -21,15 +21,18 @@ law along the same direction, mean over directions, in units of a feature's stan
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Rows, options
 from dpswd.private_curator.core.steps.randomness import SystemNoise, fresh_seed
 from dpswd.private_curator.records.target import Target
 from dpswd.public_client.extractor.tracing import trace
@@ -52,6 +55,7 @@ from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights
 
+RESULTS = Path(__file__).parent / "results" / "sampling-cost.json"
 D, CLASSES, DIRECTIONS, DELTA = 64, 10, 200, 1e-9
 GROUPS, WINDOW = 4, 4.0  # of orthogonal directions, and the window's width times the root of d
 LEVELS = 2048  # quantile levels at which laws are compared
@@ -155,11 +159,11 @@ def estimates(
     }, laws
 
 
-def measured(records: int, epsilon: float, repeats: int) -> dict[str, object]:
+def measured(records: int, epsilon: float, seeds: Sequence[int]) -> dict[str, Any]:
     errors: dict[str, list[float]] = {}
     shapes: dict[str, list[float]] = {}
     accuracies: dict[str, list[float]] = {}
-    for seed in range(repeats):
+    for seed in seeds:
         made, labels, means, shift = population(records, seed)
         center, scale = means.mean(axis=0), 0.5 / np.sqrt(3.0 * D)  # public: few records are clipped
         public = FeatureMap(torch.from_numpy(center.astype(np.float32)), torch.full((D,), scale, dtype=torch.float32))
@@ -176,10 +180,7 @@ def measured(records: int, epsilon: float, repeats: int) -> dict[str, object]:
         accuracies.setdefault("no error", []).append(_accuracy(tested - shift, kinds, means))
         accuracies.setdefault("no correction", []).append(_accuracy(tested, kinds, means))
     return {
-        "records": records,
-        "epsilon": epsilon,
         "delta": DELTA,
-        "seeds": list(range(repeats)),
         "error": {name: float(np.mean(values)) for name, values in errors.items()},
         "shape_error": {name: float(np.mean(values)) for name, values in shapes.items()},
         "accuracy": {name: float(np.mean(values)) for name, values in accuracies.items()},
@@ -195,19 +196,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 0.1])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=None, help="a JSON file for the figures; printed beside")
+    options(parser, RESULTS, seeds=(0, 1, 2))
     chosen = parser.parse_args()
-    figures = {
-        "command": f"python -m benchmarks.sampling_cost --records {' '.join(map(str, chosen.records))} "
-        f"--epsilon {' '.join(map(str, chosen.epsilon))} --repeats {chosen.repeats}",
-        "machine": f"{os.cpu_count()} CPU cores",
-        "cells": [measured(n, epsilon, chosen.repeats) for n in chosen.records for epsilon in chosen.epsilon],
-    }
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if chosen.results is not None:
-        chosen.results.write_text(text + "\n")
+    settings = itertools.product(chosen.records, chosen.epsilon)
+    Rows(RESULTS, chosen.results).run(
+        ({"records": n, "epsilon": epsilon, "seeds": [*chosen.seeds]}, partial(measured, n, epsilon, chosen.seeds))
+        for n, epsilon in settings
+    )
 
 
 if __name__ == "__main__":

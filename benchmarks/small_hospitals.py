@@ -1,6 +1,6 @@
 """How far one small release carries: the hospital of `docker compose up`, many times.
 
-    python -m benchmarks.small_hospitals run     # what is not on file yet
+    python -m benchmarks.small_hospitals run     # anew, beside what is on file
     python -m benchmarks.small_hospitals summary
 
 898 records of scikit-learn's digits behind a turn, smaller and paler, and the default recipe: one full-batch release,

@@ -1,6 +1,6 @@
 """What the service costs around a step: time, bytes, clients at once, memory.
 
-    python -m benchmarks.step --steps 60 --write docs/reference/step-cost.md
+    python -m benchmarks.step --steps 60 --page docs/reference/step-cost.md
 
 * A remote step (gRPC over mutual TLS on loopback, ledger, worker process, no padding of reply times) beside the same
   computation as a function call in this process, in turn, so that whatever else the machine does meets both.
@@ -296,7 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--memory-steps", type=int, default=5000)
-    parser.add_argument("--write", type=Path, help="a Markdown file for the page")
+    parser.add_argument("--page", type=Path, help="a Markdown file for the page")
     arguments = parser.parse_args()
     command = f"python -m benchmarks.step --steps {arguments.steps} --memory-steps {arguments.memory_steps}"
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, load average {os.getloadavg()[0]:.1f}"
@@ -309,8 +309,8 @@ def main() -> None:
     page = [_HEAD.format(command=command, directions=DIRECTIONS, machine=machine)]
     for title, lines in sections.items():
         page += [f"## {title}", "", *([_SAID[title], ""] if title in _SAID else []), *lines, ""]
-    if arguments.write is not None:
-        arguments.write.write_text("\n".join(page), encoding="utf-8")
+    if arguments.page is not None:
+        arguments.page.write_text("\n".join(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

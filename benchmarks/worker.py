@@ -1,6 +1,6 @@
 """What the confined worker process costs: the same remote steps with it and without it, alternating.
 
-    python -m benchmarks.worker --steps 60 --write docs/reference/worker-cost.md
+    python -m benchmarks.worker --steps 60 --page docs/reference/worker-cost.md
 
 starts two real curators on this machine, one with ``compute.isolation = process`` and one with ``in-process``, both
 without padding of reply times, and draws steps from them in turn, so that whatever else the machine does meets both.
@@ -164,7 +164,7 @@ def measured(sites: dict[str, Running], case: Case, steps: int) -> dict[str, tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--write", type=Path, help="a Markdown file for the table")
+    parser.add_argument("--page", type=Path, help="a Markdown file for the page")
     arguments = parser.parse_args()
     lines = [
         "| remote step | in-process, ms | worker, ms | ratio | CPU in-process, ms | CPU worker, ms | ratio |",
@@ -179,7 +179,7 @@ def main() -> None:
                 cells.append(f"{without:.1f} | {within:.1f} | {within / without:.2f}")
             lines.append(f"| {case.name} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-    if arguments.write is not None:
+    if arguments.page is not None:
         load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
         text = (
             "# What the worker process costs\n\n"
@@ -189,7 +189,7 @@ def main() -> None:
             f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average {load} "
             "(`python -m benchmarks.worker`).\n\n"
         )
-        arguments.write.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
+        arguments.page.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes accountant.md, its figure, accountant-speed.md and accountant-crosscheck.md, all in docs/privacy."""
+"""The pages docs/privacy/accountant*.md and the first one's figure, into `measured` if no file is named."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import importlib
 from pathlib import Path
 
-DOCS = Path("docs/privacy")
+from benchmarks.records import MEASURED
+
 PAGES = {
     "table": ("accountant.md", "sigma and epsilon for the papers' settings, and the figure (half a minute)"),
     "figure": ("figures/epsilon-vs-steps.png", "the figure alone"),
@@ -20,15 +21,16 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (page, description) in PAGES.items():
         command = commands.add_parser(name, help=description, description=description)
-        command.add_argument("--output", type=Path, default=DOCS / page, help=f"default {DOCS / page}")
+        command.add_argument("--page", type=Path, default=MEASURED / page, help=f"default {MEASURED / page}")
     arguments = parser.parse_args()
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.page.parent.mkdir(parents=True, exist_ok=True)
     # Only `figure` needs matplotlib and only `speed` dp_accounting.
-    importlib.import_module(f"benchmarks.accountant.{arguments.command}").write(arguments.output)
+    importlib.import_module(f"benchmarks.accountant.{arguments.command}").write(arguments.page)
     if arguments.command == "table":
-        figure = arguments.output.parent / PAGES["figure"][0]
+        figure = arguments.page.parent / PAGES["figure"][0]
         figure.parent.mkdir(parents=True, exist_ok=True)
         importlib.import_module("benchmarks.accountant.figure").write(figure)
+    print(f"wrote {arguments.page}")
 
 
 if __name__ == "__main__":

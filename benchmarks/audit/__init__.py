@@ -1,8 +1,8 @@
 """Canary attacks on the live service: what an attacker can prove about epsilon, beside what the ledger claims.
 
-    python -m benchmarks.audit                      # writes docs/privacy/audit.md
-    python -m benchmarks.audit --trials 300 --output /tmp/audit.md
-    python -m benchmarks.audit --mock --trials 300 --broken-trials 300 --output docs/privacy/audit-mechanisms.md \
+    python -m benchmarks.audit                      # writes measured/audit.md
+    python -m benchmarks.audit --trials 300 --page docs/privacy/audit.md
+    python -m benchmarks.audit --mock --trials 300 --broken-trials 300 --page docs/privacy/audit-mechanisms.md \
         --attacks "labelled rows" "class statistics" ...  # every mechanism's own, without a service
 
 Two neighbouring data sets, D and D', differ in one record: the canary. For each a curator runs with real certificates,

@@ -1,4 +1,4 @@
-"""Writes docs/privacy/audit.md: canary attacks on live curators, honest and broken."""
+"""The page docs/privacy/audit.md: canary attacks on live curators, honest and broken."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from benchmarks.audit.faults import FAULTS, HONEST
 from benchmarks.audit.known_means import ATTACKS
 from benchmarks.audit.report import Setup, page
 from benchmarks.audit.trials import Audit, Finding
+from benchmarks.records import MEASURED
 
 _SAMPLES = "run of samples"
 _REUSED = "sample reused across steps"
@@ -43,8 +44,9 @@ def main() -> None:
     parser.add_argument(
         "--mock", action="store_true", help="no service; bounds by the noise's law only where they take a moment"
     )
-    parser.add_argument("--output", type=Path, default=Path("docs/privacy/audit.md"))
+    parser.add_argument("--page", type=Path, default=MEASURED / "audit.md", help="the Markdown file to write")
     arguments = parser.parse_args()
+    arguments.page.parent.mkdir(parents=True, exist_ok=True)
     chosen = [attack for attack in ATTACKS if arguments.attacks is None or attack.name in arguments.attacks]
     audit = Audit(
         delta=arguments.delta,
@@ -78,8 +80,8 @@ def main() -> None:
             served=audit.served,
         )
         # After each curator: a long audit that is interrupted has told what it found.
-        arguments.output.write_text(page(findings, chosen, setup), encoding="utf-8")
-    print(f"wrote {arguments.output}")
+        arguments.page.write_text(page(findings, chosen, setup), encoding="utf-8")
+    print(f"wrote {arguments.page}")
     refuted = [one.attack for one in findings.get(HONEST, []) if one.caught]
     missed = [name for name, found in findings.items() if name != HONEST and not any(one.caught for one in found)]
     if refuted or missed:

@@ -1,6 +1,6 @@
 """Sends mutated requests of every RPC to a whole curator and holds each answer against what must be true of it.
 
-    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--write FILE]
+    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--page FILE]
 
 After every single request: the answer is of the RPC's type or a refusal with a known reason and a text (never an
 incident), it came within 20 s, the budget changed only if a run was opened, and never beyond what the operator set. A
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--isolation", choices=("in-process", "process"), default="in-process")
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
-    parser.add_argument("--write", type=Path, help="a page to write the table to")
+    parser.add_argument("--page", type=Path, help="a Markdown file for the page")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="dpswd-fuzz-", dir=options.directory) as directory,
@@ -52,8 +52,8 @@ def main() -> int:
     isolation = "" if options.isolation == "in-process" else f" --isolation {options.isolation}"
     page = campaign.page(f"python -m benchmarks.fuzz --inputs {options.inputs} --seed {options.seed}{isolation}")
     print(page)
-    if options.write:
-        options.write.write_text(page, encoding="utf-8")
+    if options.page:
+        options.page.write_text(page, encoding="utf-8")
     return 1 if campaign.findings else 0
 
 

@@ -94,7 +94,7 @@ def make(site: Site) -> Seeds:
             critic | common, CriticDeclaration(summed), [LossGradientRequest(np.zeros(pixels + 1, dtype=np.float32))],
         ),
     }  # fmt: skip
-    seeds["RequestBudget"] = [pb.RequestBudgetRequest(), pb.RequestBudgetRequest(epsilon=1.0, because="a site more")]
+    seeds["RequestBudget"] = [pb.RequestBudgetRequest(), pb.RequestBudgetRequest(epsilon=1.0, purpose="a site more")]
     seeds["OpenRun"] = []
     for name, (sizes, declaration, payloads) in runs.items():
         parameters = pb.RunParameters(

@@ -1,6 +1,6 @@
-"""The DP-SWD paper's figures and tables, computed anew: docs/ml-team/figures/paper-*.png and results.md.
+"""The DP-SWD paper's figures and tables, computed anew: figures/paper-*.png and results.md of docs/ml-team.
 
-python -m benchmarks.paper figures      # half a minute
+python -m benchmarks.paper figures      # half a minute, into `measured`; --docs docs/ml-team writes the page's own
 python -m benchmarks.paper table        # from what is on file in benchmarks/results
 python -m benchmarks.paper hearts       # prints what exact knowledge would bring to the tables of heart disease
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs" / "ml-team"
+from benchmarks.records import MEASURED
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
         prog="python -m benchmarks.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["figures", "table", "hearts"])
-    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page and of figures/")
+    parser.add_argument("--docs", type=Path, default=MEASURED, help="folder of the page and of figures/")
     arguments = parser.parse_args()
     if arguments.what == "figures":
         from benchmarks.paper import figures  # only the figures need matplotlib

@@ -19,6 +19,7 @@ _COMPARED = ["source-only", "control", "private", "private - source-only"]
 
 def write(path: Path) -> None:
     """Writes the page from what is on file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(), encoding="utf-8")
     print(f"wrote {path}")
 

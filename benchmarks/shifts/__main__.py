@@ -45,10 +45,10 @@ CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    battery = commands.add_parser("run", help="runs what is not on file yet")
+    battery = commands.add_parser("run", help="measures anew, beside what is on file")
     again = commands.add_parser("repeat", help="runs the same cells again and again, with fresh noise")
     again.add_argument("--times", type=int, default=16, help="that each cell is to be on file")
-    made = commands.add_parser("composed", help="runs what is not on file yet of random compositions")
+    made = commands.add_parser("composed", help="measures anew, beside what is on file, of random compositions")
     for command in (battery, again, made):
         command.add_argument("--data-dir", type=Path, required=True)
         command.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")

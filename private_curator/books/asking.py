@@ -48,7 +48,7 @@ class ClientActs(RunActs[Register]):
                     transaction.append(Kind.QUANTUM_FIXED, {"work": work, "milliseconds": known})
         return known
 
-    def request_budget(self, *, client: str, epsilon: float, because: str) -> BudgetRequest:
+    def request_budget(self, *, client: str, epsilon: float, purpose: str) -> BudgetRequest:
         """Keeps a client's request for more epsilon until the operator decides it.
 
         A client has one request that waits, so that it cannot fill the ledger. Its repeat is the same request.
@@ -56,7 +56,7 @@ class ClientActs(RunActs[Register]):
         Args:
             client: who asks.
             epsilon: that it wants on top of what it may spend.
-            because: why, for the operator.
+            purpose: why, for the operator.
 
         Raises:
             GrantNotHeld: the client is not registered, or shut out; or another request of its own waits.
@@ -69,9 +69,9 @@ class ClientActs(RunActs[Register]):
             waiting = books.open_request(client)
             if waiting is None:
                 number = len(books.requests) + 1
-                payload = {"number": number, "client": client, "epsilon": epsilon, "because": because}
+                payload = {"number": number, "client": client, "epsilon": epsilon, "purpose": purpose}
                 transaction.append(Kind.BUDGET_REQUESTED, payload)
-            elif (waiting.epsilon, waiting.because) != (epsilon, because):
+            elif (waiting.epsilon, waiting.purpose) != (epsilon, purpose):
                 raise GrantNotHeld(
                     f"request {waiting.number} of {client!r} waits for the operator's decision; one waits at a time"
                 )

@@ -38,7 +38,7 @@ class BudgetRequest:
         time: of the request, UTC.
         client: who asks.
         epsilon: that it asks for, on top of what it may spend.
-        because: why, in its words.
+        purpose: why, in its words.
         decision: the operator's; None while it waits.
         granted: epsilon that was added; 0 while it waits, and where it was denied.
         reason: the operator's words.
@@ -49,7 +49,7 @@ class BudgetRequest:
     time: str
     client: str
     epsilon: float
-    because: str
+    purpose: str
     decision: Decision | None = None
     granted: float = 0.0
     reason: str = ""

@@ -166,7 +166,7 @@ class Register(Books):
         require(number == len(self.requests) + 1, "requests are counted")
         require(self.open_request(name) is None, "a client has one request that waits")
         self.requests[number] = BudgetRequest(
-            number=number, time=self.time, client=name, epsilon=payload["epsilon"], because=payload["because"]
+            number=number, time=self.time, client=name, epsilon=payload["epsilon"], purpose=payload["purpose"]
         )
 
     def _request_decided(self, payload: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dpswd.private_curator.cli.common import chosen_act, home_option, reason_opt
 from dpswd.private_curator.cli.showing import show, table_options
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 
-_SHORT = ("number", "time", "client", "epsilon", "because", "decision", "granted")
+_SHORT = ("number", "time", "client", "epsilon", "purpose", "decision", "granted")
 
 
 @click.command()

@@ -148,7 +148,7 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
         who=who(payload.get("by")) if category is Category.ACT else client,
         client=client,
         text=_WORDS[kind]({**payload, "before": before}),
-        why=_why(kind, payload),
+        why=_why(payload),
         run=payload.get("run", ""),
         epsilon=payload.get("epsilon", budget.get("epsilon")),
         spent=spent,
@@ -156,9 +156,8 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
     )
 
 
-def _why(kind: Kind, payload: Mapping[str, Any]) -> str:
-    field = {Kind.RUN_OPENED: "purpose", Kind.BUDGET_REQUESTED: "because"}
-    return payload.get("accepted") or payload.get(field.get(kind, "reason")) or ""
+def _why(payload: Mapping[str, Any]) -> str:
+    return payload.get("accepted") or payload.get("reason") or payload.get("purpose") or ""
 
 
 def refused(refusals: Iterable[Refusals]) -> list[Event]:

@@ -76,7 +76,7 @@ def said_by(request: Message) -> dict[str, Any]:
     if isinstance(request, pb.DrawStepRequest):
         return {"run": _words(request.run_id)}
     if isinstance(request, pb.RequestBudgetRequest) and request.epsilon:
-        return {"epsilon": request.epsilon, "purpose": _words(request.because)}
+        return {"epsilon": request.epsilon, "purpose": _words(request.purpose)}
     return {}
 
 

@@ -362,12 +362,12 @@ class CuratorService:
 
     def _request_budget(self, client: Client, request: pb.RequestBudgetRequest) -> pb.RequestBudgetResponse:
         """Keeps the request for the operator; with epsilon 0, tells what became of earlier ones."""
-        if request.epsilon or request.because:
-            broken = positive("epsilon", request.epsilon) + one_line("because", request.because, least=1)
+        if request.epsilon or request.purpose:
+            broken = positive("epsilon", request.epsilon) + one_line("purpose", request.purpose, least=1)
             if broken:
                 raise RequestInvalid(tuple(broken))
             try:
-                self.ledger.request_budget(client=client.name, epsilon=request.epsilon, because=request.because)
+                self.ledger.request_budget(client=client.name, epsilon=request.epsilon, purpose=request.purpose)
             except InvalidValue as error:
                 raise invalid("epsilon", str(error)) from error
         return wire.budget_requests(self.ledger.budget_requests(client=client.name))

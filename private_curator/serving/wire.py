@@ -64,7 +64,7 @@ def budget_requests(asked: tuple[BudgetRequest, ...]) -> pb.RequestBudgetRespons
                 number=one.number,
                 time=one.time,
                 epsilon=one.epsilon,
-                because=one.because,
+                purpose=one.purpose,
                 decision="" if one.decision is None else one.decision.value,
                 granted=one.granted,
                 reason=one.reason,

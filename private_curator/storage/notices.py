@@ -51,7 +51,7 @@ class Notices:
         """Tells an operator's act or a client's request for budget, once it is in the ledger."""
         asked = entry.kind == Kind.BUDGET_REQUESTED
         if asked or entry.kind not in ASKED_BY_CLIENTS | GO_WITH_A_CHARGE:
-            stated = ("client", "by", "reason", "because", "epsilon", "number", "decision")
+            stated = ("client", "by", "reason", "purpose", "epsilon", "number", "decision")
             told = {name: entry.payload[name] for name in stated if name in entry.payload}
             told |= {"by": who(told["by"])} if "by" in told else {}
             self._tell("request" if asked else "act", act=entry.kind, entry=entry.seq, time=entry.time, **told)

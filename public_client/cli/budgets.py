@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @curator_options
-@click.option("--epsilon", type=float, help="Asks for so much on top of what may be spent now; needs --reason.")
-@click.option("--reason", help="Why, in one line of at most 200 characters, for the operator.")
+@click.option("--epsilon", type=float, help="Asks for so much on top of what may be spent now; needs --purpose.")
+@click.option("--purpose", help="What for, in one line of at most 200 characters, for the operator.")
 @format_option
-def requests(address: str, credentials: Path, epsilon: float | None, reason: str | None, output: str) -> None:
+def requests(address: str, credentials: Path, epsilon: float | None, purpose: str | None, output: str) -> None:
     """What became of your requests for budget; or asks the operator for more.
 
     Nothing changes before the operator decides; one request waits at a time.
     """
-    if (epsilon is None) != (reason is None):
-        raise click.UsageError("--epsilon and --reason belong together: how much more, and why")
+    if (epsilon is None) != (purpose is None):
+        raise click.UsageError("--epsilon and --purpose belong together: how much more, and what for")
     with connect(address, credentials) as hospital:
-        if epsilon is None or reason is None:
+        if epsilon is None or purpose is None:
             _show(hospital.curator.budget_requests(), output)
         else:
-            _show(hospital.curator.request_budget(epsilon, because=reason)[-1:], output)
+            _show(hospital.curator.request_budget(epsilon, purpose=purpose)[-1:], output)
 
 
 def _show(asked: Sequence[BudgetAnswer], output: str) -> None:
@@ -40,7 +40,7 @@ def _show(asked: Sequence[BudgetAnswer], output: str) -> None:
 
 
 def _line(asked: BudgetAnswer) -> str:
-    wanted = f"request {asked.number} of {asked.time[:10]}, epsilon {asked.epsilon:g} more ({asked.because}):"
+    wanted = f"request {asked.number} of {asked.time[:10]}, epsilon {asked.epsilon:g} more ({asked.purpose}):"
     if not asked.decision:
         return f"{wanted} waits for the operator"
     granted = f", epsilon {rounded(asked.granted, up=False)} granted" if asked.granted else ""

@@ -232,12 +232,12 @@ class Curator(AbstractContextManager["Curator"]):
         self._keep(sent, run_id=sent.reply.run_id, reply=None, step=0, request_digest=run_digest(parameters))
         return Run(run_id=sent.reply.run_id, parameters=parameters, quote=Quote.from_message(sent.reply))
 
-    def request_budget(self, epsilon: float, *, because: str) -> list[BudgetAnswer]:
+    def request_budget(self, epsilon: float, *, purpose: str) -> list[BudgetAnswer]:
         """Asks the hospital's operator for more budget; the operator grants all, a part, or nothing.
 
         Args:
             epsilon: on top of what may be spent.
-            because: why, in one line of at most 200 characters.
+            purpose: why, in one line of at most 200 characters.
 
         Returns:
             All requests of this client, the oldest first; the last one is this.
@@ -246,7 +246,7 @@ class Curator(AbstractContextManager["Curator"]):
             GrantNotHeld: another request waits for the operator.
             RequestInvalid: epsilon is no budget, or the reason no such line.
         """
-        request = pb.RequestBudgetRequest(epsilon=epsilon, because=because)
+        request = pb.RequestBudgetRequest(epsilon=epsilon, purpose=purpose)
         return BudgetAnswer.all_of(self.transport.exchange("RequestBudget", request).reply)
 
     def budget_requests(self) -> list[BudgetAnswer]:

@@ -50,7 +50,7 @@ class BudgetAnswer:
         number: by which the operator knows it.
         time: of the request, UTC.
         epsilon: that was asked for.
-        because: why.
+        purpose: why.
         decision: approved, cut or denied; empty while it waits.
         granted: epsilon that was added.
         reason: the operator's words.
@@ -59,7 +59,7 @@ class BudgetAnswer:
     number: int
     time: str
     epsilon: float
-    because: str
+    purpose: str
     decision: str
     granted: float
     reason: str

@@ -191,8 +191,8 @@ def _classes(wanted: Experiment, task: Task) -> int:
     """C where the hospital's labels are asked for; 0 where they are nobody's business."""
     if wanted.output.keep_best:
         return task.classes
-    if wanted.method.name not in METHODS:  # the ladder asks what labels there are; a rehearsal of it has none
-        return 0
+    if wanted.method.name not in METHODS:  # the ladder asks what labels there are: those of a team's own stand-in
+        return task.classes if wanted.data.target is not None else 0
     return task.classes if method_of(wanted.method.name, wanted.method.settings).mechanism.needs_labels else 0
 
 

@@ -38,7 +38,7 @@ def home(tmp_path_factory):
         for _ in range(3):
             charged(books, quantiles(8, 8.0), client="ml-team.of-the-north", batch=300, purpose=PURPOSE)
         books.approve_extractor("ab" * 32)
-        books.request_budget(client="ml-team.of-the-north", epsilon=0.5, because=PURPOSE)
+        books.request_budget(client="ml-team.of-the-north", epsilon=0.5, purpose=PURPOSE)
     return made
 
 

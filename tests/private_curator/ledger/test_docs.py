@@ -35,7 +35,7 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
     ledger.pause_client("bob", reason="x")
     ledger.resume_client("bob", reason="x")
     ledger.set_cap("bob", 0.1, reason="x")
-    asked = ledger.request_budget(client="bob", epsilon=0.2, because="y")
+    asked = ledger.request_budget(client="bob", epsilon=0.2, purpose="y")
     ledger.decide_request(asked.number, granted=0.1, reason="x")
     ledger.revoke_client("bob", reason="x")
     ledger.lower_budget(ToyBudget(0.9), reason="x")

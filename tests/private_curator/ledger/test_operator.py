@@ -135,10 +135,10 @@ class TestClients:
     def test_a_request_for_budget_is_decided_once(self, ledger, open_run):
         ledger.lower_budget(ToyBudget(0.9), reason="x")
         open_run(ledger, steps=10)
-        asked = ledger.request_budget(client="alice", epsilon=0.5, because="a second site")
-        assert ledger.request_budget(client="alice", epsilon=0.5, because="a second site") == asked
+        asked = ledger.request_budget(client="alice", epsilon=0.5, purpose="a second site")
+        assert ledger.request_budget(client="alice", epsilon=0.5, purpose="a second site") == asked
         with pytest.raises(GrantNotHeld, match="one waits at a time"):
-            ledger.request_budget(client="alice", epsilon=0.4, because="a second site")
+            ledger.request_budget(client="alice", epsilon=0.4, purpose="a second site")
         with pytest.raises(InvalidValue, match="from 0 to that"):
             ledger.decide_request(asked.number, granted=0.6, reason="x")
         cut = ledger.decide_request(asked.number, granted=0.2, reason="half will do")
@@ -146,10 +146,10 @@ class TestClients:
         assert ledger.budget_of("alice")[1].epsilon == pytest.approx(0.21)  # what was spent, and what was granted
         with pytest.raises(InvalidValue, match="decided already"):
             ledger.decide_request(asked.number, granted=0.0, reason="x")
-        ledger.request_budget(client="alice", epsilon=0.1, because="more")
+        ledger.request_budget(client="alice", epsilon=0.1, purpose="more")
         assert ledger.decide_request(2, granted=0.1, reason="well").decision is Decision.APPROVED
         assert ledger.budget_of("alice")[1].epsilon == pytest.approx(0.31)
-        ledger.request_budget(client="alice", epsilon=5.0, because="all")
+        ledger.request_budget(client="alice", epsilon=5.0, purpose="all")
         assert ledger.decide_request(3, granted=0.0, reason="no").decision is Decision.DENIED
         assert ledger.verify().ok
 

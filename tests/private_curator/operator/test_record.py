@@ -42,7 +42,7 @@ def lived(tmp_path_factory):
         ledger.set_share("ml-team", PrivacyBudget(4.0, 1e-5), reason="a share after all")
         third = charged(ledger, quantiles(8, 2.0), batch=300)
         ledger.pause_client("visitors", reason="on holiday")
-        ledger.request_budget(client="ml-team", epsilon=1.0, because="one more site")
+        ledger.request_budget(client="ml-team", epsilon=1.0, purpose="one more site")
     fingerprint = Record(made).clients[0].certificates[0].fingerprint
     for count in range(3):
         refused = Ask(
@@ -93,7 +93,7 @@ def test_every_client_has_a_count_with_or_without_a_share(record, lived):
     # The share came after two runs, and counts them: all runs are this client's, in filters of the same orders.
     assert team.spent == pytest.approx(record.overview.spent, rel=1e-6)
     assert team.remaining == pytest.approx(4.0 - team.spent)
-    assert (team.refusals, team.waiting.epsilon, team.waiting.because) == (3, 1.0, "one more site")
+    assert (team.refusals, team.waiting.epsilon, team.waiting.purpose) == (3, 1.0, "one more site")
     (certificate,) = team.certificates
     assert team.last_seen == certificate.last_seen == NOW.isoformat(timespec="seconds").replace("+00:00", "Z")
     assert not certificate.expired

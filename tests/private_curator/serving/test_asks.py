@@ -76,7 +76,7 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
                 with pytest.raises(errors.BudgetExhausted, match=r"would cost epsilon 7\.5"):
                     team.price_run(dear, requested_epsilon=7.5)  # the stock client asks so where it goes no further
             run = team.open_run(cheap)
-            asked = team.request_budget(1.0, because="a second site")[-1]
+            asked = team.request_budget(1.0, purpose="a second site")[-1]
             with anna.open_ledger() as ledger:
                 ledger.pause_client("ml-team", reason="an inquiry")
                 cut = ledger.decide_request(asked.number, granted=0.4, reason="less will do")
@@ -89,17 +89,17 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
             typed = CliRunner().invoke(client_main, ["requests", *asking])
             assert "request 1 of " in typed.output
             assert "epsilon 1 more (a second site): cut, epsilon 0.4000 granted: less will do" in typed.output
-            more = ["--epsilon", "2", "--reason", "a third", "--format", "json"]
+            more = ["--epsilon", "2", "--purpose", "a third", "--format", "json"]
             typed = CliRunner().invoke(client_main, ["requests", *asking, *more])
             assert json.loads(typed.stdout)[0] | {"time": ""} == {
-                "number": 2, "time": "", "epsilon": 2.0, "because": "a third", "decision": "", "granted": 0.0,
+                "number": 2, "time": "", "epsilon": 2.0, "purpose": "a third", "decision": "", "granted": 0.0,
                 "reason": "",
             }  # fmt: skip
             team.purpose = "two\nlines"
             with pytest.raises(errors.RequestInvalid, match="purpose"):
                 team.open_run(cheap)
             with pytest.raises(errors.RequestInvalid, match="epsilon"):
-                team.request_budget(1e9, because="all of it")
+                team.request_budget(1e9, purpose="all of it")
         with anna.open_ledger() as ledger:
             ledger.revoke_client("stranger", reason="left")
             gone = ledger.clients()[1].fingerprint

@@ -48,6 +48,16 @@ def test_what_the_experiment_names_is_kept_and_held_against_the_hospital(keys):
         require_alike(wanted, task, told(("chol", "age")))
 
 
+def test_a_trained_model_has_an_order_of_its_own_which_is_compared(keys, tmp_path):
+    wanted = read_experiment(
+        None, keys | {"network.model": tmp_path / "forest.joblib", "data.columns": ["chol", "age"]}
+    )
+    task = aligned(wanted, load_data(wanted), told(("chol", "age")))
+    assert task.source.labels.tolist() == [0, 1, 0, 1]
+    with pytest.raises(DataInvalid, match="class_names differ"):
+        require_alike(wanted, task, told(("chol", "age")))
+
+
 def test_another_shape_is_refused_with_the_columns_that_are_lacking(keys):
     wanted = read_experiment(None, keys)
     hospital = told(("chol", "age", "sex", "pressure"))

@@ -631,20 +631,20 @@ class RequestBudgetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPSILON_FIELD_NUMBER: _builtins.int
-    BECAUSE_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     epsilon: _builtins.float
     """Epsilon on top of what the client may spend; 0 asks nothing, and only hears of earlier requests."""
-    because: _builtins.str
+    purpose: _builtins.str
     """Why: a line of 1 to 200 printable characters."""
     def __init__(
         self,
         *,
         epsilon: _builtins.float = ...,
-        because: _builtins.str = ...,
+        purpose: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["because", b"because", "epsilon", b"epsilon"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epsilon", b"epsilon", "purpose", b"purpose"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -681,7 +681,7 @@ class BudgetRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     EPSILON_FIELD_NUMBER: _builtins.int
-    BECAUSE_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     GRANTED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -690,7 +690,7 @@ class BudgetRequest(_message.Message):
     time: _builtins.str
     """UTC, ISO 8601."""
     epsilon: _builtins.float
-    because: _builtins.str
+    purpose: _builtins.str
     decision: _builtins.str
     """"approved", "cut" (less was granted) or "denied"; empty while it waits."""
     granted: _builtins.float
@@ -703,14 +703,14 @@ class BudgetRequest(_message.Message):
         number: _builtins.int = ...,
         time: _builtins.str = ...,
         epsilon: _builtins.float = ...,
-        because: _builtins.str = ...,
+        purpose: _builtins.str = ...,
         decision: _builtins.str = ...,
         granted: _builtins.float = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["because", b"because", "decision", b"decision", "epsilon", b"epsilon", "granted", b"granted", "number", b"number", "reason", b"reason", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "epsilon", b"epsilon", "granted", b"granted", "number", b"number", "purpose", b"purpose", "reason", b"reason", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
