@@ -30,7 +30,7 @@ COEFFICIENTS = dataclasses.replace(BY_NAME["coefficients"], epsilon=6.0)
 GRADIENT = BY_NAME["gradient"]
 GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
 POINTS = dataclasses.replace(BY_NAME["generated points"], epsilon=4.0)
-KNOWN = [
+STATISTICS = [
     dataclasses.replace(BY_NAME[name], epsilon=3.0)
     for name in ("class statistics", "score statistics", "distributions", "evaluation", "labelled gradient", "critic")
 ]
@@ -89,7 +89,7 @@ class TestEveryMechanism:
     @pytest.mark.parametrize(
         ("attack", "trials"),
         [
-            *((one, 160) for one in KNOWN),
+            *((one, 160) for one in STATISTICS),
             *(pytest.param(one, 900, marks=pytest.mark.exhaustive) for one in LABELLED),
         ],
         ids=lambda value: value.name.replace(" ", "-") if hasattr(value, "name") else None,
@@ -105,7 +105,7 @@ class TestEveryMechanism:
         "attack",
         [
             pytest.param(one, marks=pytest.mark.exhaustive)
-            for one in KNOWN
+            for one in STATISTICS
             if one.name in FAULTS["clipped for additions"].attacks
         ],
         ids=lambda one: one.name.replace(" ", "-"),
