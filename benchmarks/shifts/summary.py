@@ -58,7 +58,7 @@ def battery(runs: list[dict[str, Any]], modality: str) -> Battery:
     gains = [run["adapted"] - run["source_only"] for run in own]
     return Battery(
         cells=len(own),
-        kept=sum(run["outcome"] == "kept" for run in own),
+        retained=sum(run["outcome"] == "kept" for run in own),
         lost=sum(gain < -1.0 for gain in gains),
         worst=round(min(gains), 1),
         median=round(statistics.median(gains), 1),
