@@ -278,7 +278,7 @@ _HEAD = """# What the service costs around a step
 
 The papers' LeNet-like extractor (d = 320) and one of a million parameters (d = 932), random records of 28 x 28,
 {directions} directions, loopback, mutual TLS, worker process, SQLite ledger on disk; {machine}
-at the start (`{command}`).
+at the start.
 """
 
 _SAID = {
@@ -306,9 +306,10 @@ def main() -> None:
         "Eight clients": clients_at_once(arguments.steps),
         "Memory": memory(arguments.memory_steps),
     }
-    page = [_HEAD.format(command=command, directions=DIRECTIONS, machine=machine)]
+    page = [_HEAD.format(directions=DIRECTIONS, machine=machine)]
     for title, lines in sections.items():
         page += [f"## {title}", "", *([_SAID[title], ""] if title in _SAID else []), *lines, ""]
+    page += [f"`{command}`", ""]
     if arguments.page is not None:
         arguments.page.write_text("\n".join(page), encoding="utf-8")
 

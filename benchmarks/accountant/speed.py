@@ -93,6 +93,7 @@ def write(path: Path) -> None:
         _table(ratio for ratio in composition if ratio.charged or ratio.missed),
         _ADMISSION,
         admission,
+        "\n`python -m benchmarks.accountant speed` prints all.",
     ]
     path.write_text("\n".join(page) + "\n", encoding="utf-8")
     print("\n".join([_table(calibration), _table(composition), linearity, admission]))
@@ -330,9 +331,9 @@ def _duration(seconds: float) -> str:
 
 _HEAD = f"""# How fast the accountant is
 
-`python -m benchmarks.accountant speed`: processor time of one process on one thread; the contenders take turns, medians
-of {TURNS} count. Ours start with empty caches and get no bracket around the answer; autodp and dp_accounting get one of
-a factor of 4 to 10. Shown is what a curator runs, and in **bold** what was slower than wanted; the command prints all.
+Shown is what a curator runs, and in **bold** what was slower than wanted. Processor time of one process on one thread;
+the contenders take turns, medians of {TURNS} count. Ours start with empty caches and get no bracket around the answer;
+autodp and dp_accounting get one of a factor of 4 to 10.
 """
 
 _CALIBRATION = f"""## Calibrating sigma
