@@ -172,10 +172,10 @@ def main() -> None:
     ]
     with hospital("process") as confined, hospital("in-process") as plain:
         for case in CASES:
-            found = measured({"in-process": plain, "process": confined}, case, arguments.steps)
+            times = measured({"in-process": plain, "process": confined}, case, arguments.steps)
             cells = []
             for kind in (0, 1):
-                without, within = (1000 * found[name][kind] for name in ("in-process", "process"))
+                without, within = (1000 * times[name][kind] for name in ("in-process", "process"))
                 cells.append(f"{without:.1f} | {within:.1f} | {within / without:.2f}")
             lines.append(f"| {case.name} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)

@@ -56,8 +56,8 @@ def write(path: Path) -> None:
         )
         errors = []
         for of in (_autodp, _ours):
-            found = [_extremes(of(setting, sigma), truth) for sigma, truth in truths.items()]
-            errors += [_error(min(low for low, _ in found)), _error(max(high for _, high in found))]
+            extremes = [_extremes(of(setting, sigma), truth) for sigma, truth in truths.items()]
+            errors += [_error(min(low for low, _ in extremes)), _error(max(high for _, high in extremes))]
         costs = [f"{truth[0]:.1e}" for truth in truths.values()]
         named = f"{setting.features}, {setting.directions}, {setting.batch} of {setting.records}"
         rows.append([named, f"{sigmas[0]:g} to {sigmas[-1]:g}", f"{costs[0]} to {costs[-1]}", *errors, f"{charge:.2f}"])

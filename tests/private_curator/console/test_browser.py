@@ -124,13 +124,13 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
 
     running, console, once = command
 
-    def found(selector: str):
+    def find(selector: str):
         return browser.find_element(By.CSS_SELECTOR, selector)
 
     def arrived(heading: str):
         """A form that was sent is answered by another page, in its time."""
         WebDriverWait(browser, 60, ignored_exceptions=[StaleElementReferenceException]).until(
-            lambda _: found("h1").text == heading
+            lambda _: find("h1").text == heading
         )
 
     def press(*keys: str):
@@ -156,46 +156,46 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
 
     browser.get(f"{console}/budget")
     for name, words in (("epsilon", "12"), ("extend-reason", "a second study")):
-        found(f"#{name}").send_keys(words)
+        find(f"#{name}").send_keys(words)
     press(Keys.ENTER)
     arrived("Extend the budget?")
-    assert "hardly a promise" in found("[role=alert]").text
+    assert "hardly a promise" in find("[role=alert]").text
     audit(browser)
-    found("#typed").send_keys("yes", Keys.ENTER)
+    find("#typed").send_keys("yes", Keys.ENTER)
     arrived("That was not possible")
-    assert "type exactly" in found("[role=alert]").text
+    assert "type exactly" in find("[role=alert]").text
     audit(browser)
 
     browser.get(f"{console}/teams")
-    team = found("section[aria-labelledby=team-1]")
+    team = find("section[aria-labelledby=team-1]")
     pausing = next(each for each in team.find_elements(By.TAG_NAME, "summary") if each.text == "Pause")
     pausing.send_keys(Keys.ENTER)
     team.find_element(By.NAME, "reason").send_keys("holidays <b>", Keys.ENTER)
-    assert found(".notice").text == "ml-team is paused: nothing new is released to it."
-    assert found("section[aria-labelledby=team-1] .pill").text == "paused"
+    assert find(".notice").text == "ml-team is paused: nothing new is released to it."
+    assert find("section[aria-labelledby=team-1] .pill").text == "paused"
 
     browser.get(f"{console}/requests")
-    granted = found("input[name=epsilon]")
+    granted = find("input[name=epsilon]")
     granted.clear()
     granted.send_keys("0.2")
-    found("input[name=reason]").send_keys("for the rerun alone")
-    found("button[value=approve]").click()
-    assert found(".notice").text == "ml-team's request is cut: epsilon 0.2 is added."
+    find("input[name=reason]").send_keys("for the rerun alone")
+    find("button[value=approve]").click()
+    assert find(".notice").text == "ml-team's request is cut: epsilon 0.2 is added."
 
     with somebody_elses_page(f"{console}/freeze") as elsewhere:
         browser.get(elsewhere)
-        assert "comes from another page" in found("body").text
+        assert "comes from another page" in find("body").text
     browser.get(console)
-    assert found(".pill").text == "open"
+    assert find(".pill").text == "open"
 
-    found(".who button").click()
+    find(".who button").click()
     arrived("Sign in")
     browser.back()
     browser.get(f"{console}/runs")
     arrived("Sign in")
     browser.get(once)
     press(Keys.ENTER)
-    assert "each is good once" in found("[role=alert]").text
+    assert "each is good once" in find("[role=alert]").text
 
     record = Record(home)
     assert record.clients[0].state == "paused"
