@@ -70,6 +70,19 @@ def test_no_page_opens_with_how_it_was_made(page):
     assert not re.search(r"python -m|\b(generated|written|produced) by\b", opening)
 
 
+GUIDES = {
+    "ml-team": ("first-hour", "guide", "trying", "evaluation", "generate", "recalibrate", "normalisation"),
+    "operator": ("first-hour", "console", "records", "two-sites"),
+}
+
+
+@pytest.mark.parametrize("guide", [f"{party}/{page}" for party, pages in GUIDES.items() for page in pages])
+def test_a_guide_shows_what_comes_of_it(guide):
+    page = (first_contact.ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    picture, row = r"^\[?!\[[^\]]+\]\(figures/", r"^\|(?:[^|]*\|)*? *[\d.]+[^|]*\| *[\d.]+[^|]*\|"
+    assert re.search(f"{picture}|{row}", page, flags=re.MULTILINE)
+
+
 def typed(command: click.Command) -> set[str]:
     """Names of commands and options below a command, those of one letter and hidden ones included."""
     names = {word.strip("-") for each in command.params for word in getattr(each, "opts", ())}
