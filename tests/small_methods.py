@@ -27,9 +27,9 @@ def require_all_asked(served, method, steps):
 @contextmanager
 def hardly_refusing():
     """In a test of all methods hospitals are small, some of them too small for pseudo-labels to begin."""
-    before = pseudo_labels._LEAST_TOLD
-    pseudo_labels._LEAST_TOLD = 1.0
+    before = pseudo_labels._LEAST_RATIO
+    pseudo_labels._LEAST_RATIO = 1.0
     try:
         yield
     finally:
-        pseudo_labels._LEAST_TOLD = before
+        pseudo_labels._LEAST_RATIO = before

@@ -74,7 +74,7 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
             assert not team.price_run(dear).fits  # a question
             for _ in range(3):
                 with pytest.raises(errors.BudgetExhausted, match=r"would cost epsilon 7\.5"):
-                    team.price_run(dear, wanted=7.5)  # the stock client asks so where it goes no further
+                    team.price_run(dear, requested_epsilon=7.5)  # the stock client asks so where it goes no further
             run = team.open_run(cheap)
             asked = team.request_budget(1.0, purpose="a second site")[-1]
             with anna.open_ledger() as ledger:
