@@ -13,18 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("shared", "private_curator", "public_client", "deploy", "benchmarks", "tests")
 BANNED = {"told", "known", "kept", "found", "wanted", "honest", "flattered", "twins"}
-NOT_YET = {
-    *(
-        f"public_client/{room}"
-        for room in (
-            "adaptation", "cli", "curator", "data", "experiments", "extractor", "generation", "ladder", "methods",
-            "models", "normalisation", "plans", "recalibration", "replay", "testing", "training",
-        )
-    ),
-    "benchmarks", "tests/benchmarks", "tests/documentation", "tests/end_to_end", "tests/public_client",
-    "tests/small_methods.py",
-}  # fmt: skip
-"""Folders, or files, that still hold such names. It only ever shrinks: one that has none left goes."""
 
 
 def defined(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -58,19 +46,9 @@ def violations() -> list[str]:
     ]
 
 
-def below(place: str, violation: str) -> bool:
-    return violation.startswith((f"{place}/", f"{place}:"))
-
-
 def test_no_name_is_a_bare_participle():
-    places = [each for each in violations() if not any(below(place, each) for place in NOT_YET)]
-    listed = "\n".join(places)
-    assert not places, f"name a value by what it is, a function by what it does, not {sorted(BANNED)}:\n{listed}"
-
-
-def test_what_holds_no_such_name_is_no_exception():
-    done = [place for place in NOT_YET if not any(below(place, each) for each in violations())]
-    assert not done, f"take these out of NOT_YET: {sorted(done)}"
+    listed = "\n".join(violations())
+    assert not listed, f"name a value by what it is, a function by what it does, not {sorted(BANNED)}:\n{listed}"
 
 
 @pytest.mark.parametrize(
