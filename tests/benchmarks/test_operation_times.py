@@ -109,7 +109,7 @@ def test_the_check_s_exit_status_follows_what_is_certain(monkeypatch, capsys):
         ([good], [], 0), ([good, unsure], [], 1), ([good, bad], [], 1), ([bad, unsure], ["--planted", "1.05"], 0),
         ([bad, good], ["--planted", "1.05"], 1),
     ):  # fmt: skip
-        monkeypatch.setattr(operation_times, "measure", lambda *_, found=figures, **__: found)
+        monkeypatch.setattr(operation_times, "measure", lambda *_, result=figures, **__: result)
         monkeypatch.setattr("sys.argv", ["operation_times", "--check", *planted])
         assert operation_times.main() == status
         assert capsys.readouterr().out.splitlines()[-2].startswith(figures[-1].name)
