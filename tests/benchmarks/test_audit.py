@@ -15,8 +15,8 @@ import pytest
 from scipy.stats import norm
 
 from benchmarks.audit import bounds
-from benchmarks.audit.faults import FAULTS, HONEST
-from benchmarks.audit.known_means import ATTACKS
+from benchmarks.audit.faults import FAULTLESS, FAULTS
+from benchmarks.audit.means import ATTACKS
 from benchmarks.audit.report import Setup, page
 from benchmarks.audit.trials import Audit
 from dpswd.shared.accounting import pld
@@ -54,7 +54,7 @@ class TestLiveCurators:
     def test_no_bound_lies_above_the_claim_without_a_fault(self, audit):
         results = audited_unbroken(audit, [COEFFICIENTS, GRADIENT], 120)
         assert all(1.0 < one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in results)
-        text = page({HONEST: results}, [COEFFICIENTS, GRADIENT], Setup("test", 0.02, ALPHA, 0.1, process=False))
+        text = page({FAULTLESS: results}, [COEFFICIENTS, GRADIENT], Setup("test", 0.02, ALPHA, 0.1, process=False))
         assert text.count("| no |") == len(results)
 
     @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ class TestEveryMechanism:
 def audited_unbroken(audit, attacks, trials):
     """An audit of the honest curator that alarms for nothing, or does so only once."""
     for _ in range(2):
-        results = audit.audit(HONEST, attacks, trials=lambda _: trials)
+        results = audit.audit(FAULTLESS, attacks, trials=lambda _: trials)
         if not any(one.caught for one in results):
             break
     assert not any(one.caught for one in results), results
@@ -132,7 +132,7 @@ def audited_unbroken(audit, attacks, trials):
 
 
 def test_every_fault_is_tested_here():
-    tested = {HONEST, "sample reused across steps", "clipped for additions", "noise quartered"}
+    tested = {FAULTLESS, "sample reused across steps", "clipped for additions", "noise quartered"}
     for mark in TestLiveCurators.test_a_broken_curator_is_caught.pytestmark:
         if mark.name == "parametrize":
             tested |= {getattr(case, "values", case)[0] for case in mark.args[1]}

@@ -57,8 +57,8 @@ def test_torch_s_own_forms_are_caught_and_ours_are_not(name):
         before = measured(of(name), backward=False, operation=replace(VOCABULARY[name], apply=BEFORE[name]), only=some)
         now = measured(of(name), backward=False, only=some)
     print(f"\nbefore: {before}\nnow:    {now}")
-    assert before.found
-    assert not now.found
+    assert before.failed
+    assert not now.failed
 
 
 @pytest.mark.long
@@ -109,7 +109,7 @@ def test_the_check_s_exit_status_follows_what_is_certain(monkeypatch, capsys):
         ([good], [], 0), ([good, unsure], [], 1), ([good, bad], [], 1), ([bad, unsure], ["--planted", "1.05"], 0),
         ([bad, good], ["--planted", "1.05"], 1),
     ):  # fmt: skip
-        monkeypatch.setattr(operation_times, "measure", lambda *_, result=figures, **__: result)
+        monkeypatch.setattr(operation_times, "measure", lambda *_, given=figures, **__: given)
         monkeypatch.setattr("sys.argv", ["operation_times", "--check", *planted])
         assert operation_times.main() == status
         assert capsys.readouterr().out.splitlines()[-2].startswith(figures[-1].name)

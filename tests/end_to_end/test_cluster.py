@@ -116,7 +116,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
 
         with pytest.raises(SettingsError, match="records accept"):
             cluster_of(named := _named(tmp_path, address, folder), records=data, labels=labels, own=alone)
-        made.found.write(tmp_path)  # as the curator's own check does
+        made.fingerprint.write(tmp_path)  # as the curator's own check does
         cluster = cluster_of(named, records=data, labels=labels, own=alone)
         assert cluster is not None
         ended.callback(cluster.close)

@@ -29,10 +29,10 @@ from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import train_source
 from dpswd.public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, Replayed, SlicedDistributions, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
-from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.residuals import Residuals
-from dpswd.public_client.replay.twins import Twins
 from dpswd.public_client.replay.weighted import Onward
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.distributed import shared_curators
@@ -205,7 +205,7 @@ def divided(out: Path, ranks: Ranks) -> None:
             extractor, nn.Linear(5, 3), fit.view_for(source.images, seen), source,
             steps=6, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
         )  # fmt: skip
-        crossed = Twins(extractor, nn.Linear(5, 3), source, seed=0, ranks=ranks, bar=bar).crossed()
+        crossed = CrossFit(extractor, nn.Linear(5, 3), source, seed=0, ranks=ranks, bar=bar).crossed()
         assert crossed is not None
         absent = torch.tensor([1.5, 1.5, 1e-3])
         onward = Onward(crossed, extractor, steps=20, seed=0, ranks=ranks, bar=bar)
@@ -224,7 +224,7 @@ def drawn(ranks: Ranks) -> torch.Tensor:
     features = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), replayed.OnSphere(5)).eval()
     rng = np.random.default_rng(1)
     means = 20.0 * rng.normal(size=(3, 5))
-    release = Known(
+    release = ClassSums(
         np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(5), 300.0, 1.0, 1.0, 1.0, 1.0
     )
     fitted = Replayed(pool=70, hidden=8).fitted(
