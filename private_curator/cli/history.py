@@ -9,9 +9,9 @@ import click
 from dpswd.private_curator.cli.common import FILE, home_if_given_option, home_option, needed
 from dpswd.private_curator.cli.showing import chosen_format, explain, show, table_options
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
-from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private

@@ -23,8 +23,8 @@ from dpswd.private_curator.console.rendering import PLACES, Frame, page
 from dpswd.private_curator.operator import seconding
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.guards import Effect
-from dpswd.private_curator.operator.record import Record, changes
 from dpswd.private_curator.operator.history import Category, selected
+from dpswd.private_curator.operator.record import Record, changes
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import LEAF_DAYS
 from dpswd.private_curator.storage.home_directory import HomeDirectory

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from dpswd.private_curator.operator.charts import spent_over_time
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, Health, Overview
-from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.history import Category, selected
+from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.storage.checks import Check
 from dpswd.shared.core.errors import DataInvalid, SettingsError, rounded
 from dpswd.shared.core.ledger.receipts import Signed, is_signed

@@ -203,7 +203,7 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
 
 
 def looking_with(browser):
-    """What finds an element, and what waits for a page's heading."""
+    """What finds an element, and what waits for a text: a page's heading, if nothing else is named."""
     from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
@@ -211,10 +211,10 @@ def looking_with(browser):
     def find(selector: str):
         return browser.find_element(By.CSS_SELECTOR, selector)
 
-    def arrived(heading: str):
-        """A form that was sent is answered by another page, in its time."""
-        WebDriverWait(browser, 60, ignored_exceptions=[StaleElementReferenceException]).until(
-            lambda _: find("h1").text == heading
+    def arrived(text: str, selector: str = "h1"):
+        """A form that was sent is answered by another page, in its time: of a loaded machine, a minute."""
+        WebDriverWait(browser, 60, poll_frequency=0.1, ignored_exceptions=[StaleElementReferenceException]).until(
+            lambda _: find(selector).text == text
         )
 
     return find, arrived
@@ -228,7 +228,7 @@ def test_an_operator_takes_a_client_in_extends_and_publishes(browser, tmp_path):
 
     site, key, proposal = Site(tmp_path / "north"), tmp_path / "cardiology", tmp_path / "proposal.dpswd"
     fingerprint = request_fingerprint(make_identity("cardiology", key).read_bytes())
-    site.proposal().write(proposal)
+    proposal.write_bytes(site.proposal().to_file())
     find, arrived = looking_with(browser)
 
     def fill(**words: str) -> None:
@@ -288,15 +288,15 @@ def test_an_operator_takes_a_client_in_extends_and_publishes(browser, tmp_path):
 def test_a_page_shows_what_happens_elsewhere_and_keeps_what_is_typed(browser, home):
     """A console of its own: the module's has given its address away."""
     from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
+
+    _, arrived = looking_with(browser)
 
     def frozen_and_opened(path: str) -> None:
         for expected, act in (("frozen", "freeze"), ("open", "unfreeze")):
             with home.open_ledger() as books:
                 getattr(books, act)(reason="from elsewhere")
             begin = time.monotonic()
-            shown = WebDriverWait(browser, 60, poll_frequency=0.1)  # of a loaded machine; five seconds of an idle one
-            shown.until(lambda _, word=expected: browser.find_element(By.CSS_SELECTOR, "#state").text == word)
+            arrived(expected, "#state")  # five seconds of an idle machine
             print(f"{path} says {expected} after {time.monotonic() - begin:.1f} seconds")
 
     looked = "const done = arguments[0]; look().then(() => done(performance.getEntriesByType('resource').length))"

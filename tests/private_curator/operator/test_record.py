@@ -17,9 +17,9 @@ from declarations import quantiles, rows
 from made_home import made_home
 
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
-from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.storage.asks import Ask
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, GrantNotHeld, InvalidValue, SettingsError

@@ -20,8 +20,8 @@ from serving_here import serving
 from torch import nn
 
 from dpswd.private_curator.observability import logs
-from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.history import Category, selected
+from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.serving.asking import host_of
 from dpswd.private_curator.settings.groups import LogSettings
 from dpswd.private_curator.storage.asks import MOST_ROWS, OTHERS, RETENTION_DAYS, Ask, AskBook
