@@ -19,11 +19,11 @@ from dpswd.public_client.ladder.evidence import Evidence
 from dpswd.public_client.methods.comparison import Comparison
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.accounting.pricing import filter_for
-from dpswd.shared.core.errors import DpswdError, InvalidValue
+from dpswd.shared.core.errors import BudgetExhausted, DpswdError, InvalidValue
 from dpswd.shared.core.ledger.receipts import canonical_json, sha256
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.event_json import event_from_json
-from dpswd.shared.core.privacy.events import NeighbouringRelation
+from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
 
 FORMAT = "dpswd-certificate-1"
 NOT_MEASURED = "not measured"
@@ -137,12 +137,12 @@ def _privacy(evidence: Evidence, description: Description) -> dict[str, Any]:
     try:
         events = [event_from_json(str(opening["event"])) for opening in openings]
         alone = sum(float(opening["epsilon"]) for opening in openings)
-        own = filter_for(PrivacyBudget(_ROOM * alone, delta, relation), events[0])
-        spent = own.zero()
-        for event in events:
-            spent = own.admit(spent, own.price(event))
-        epsilon = own.epsilon(spent)
-    except (DpswdError, KeyError, ValueError, IndexError) as error:
+        asked = float(evidence.settings["epsilon"])
+        rooms = (asked, asked + float(evidence.settings["evaluate_epsilon"] or 0.0), _ROOM * alone)
+        epsilon = next(
+            each for each in (_composed(events, room, delta, relation) for room in rooms) if each is not None
+        )
+    except (DpswdError, KeyError, ValueError, IndexError, TypeError, StopIteration) as error:
         raise InvalidValue(f"the receipts do not state what was charged: {error!r}") from error
     count = description.records_per_person
     person = promised_to_person(epsilon, delta, count)
@@ -154,3 +154,15 @@ def _privacy(evidence: Evidence, description: Description) -> dict[str, Any]:
         "neighbours": relation.value,
         "composition": "of all releases below, by Renyi filters",
     }
+
+
+def _composed(events: list[RunEvent], room: float, delta: float, relation: NeighbouringRelation) -> float | None:
+    """Epsilon of runs by the filter of a budget, as the ladder was priced; None where that admits them not."""
+    own = filter_for(PrivacyBudget(room, delta, relation), events[0])
+    spent = own.zero()
+    try:
+        for event in events:
+            spent = own.admit(spent, own.price(event))
+    except BudgetExhausted:
+        return None
+    return own.epsilon(spent)

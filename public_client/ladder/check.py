@@ -21,7 +21,7 @@ from dpswd.public_client.ladder.adapted import CERTIFICATE_SUFFIX, EVIDENCE_SUFF
 from dpswd.public_client.ladder.certificate import certificate_of, described, software
 from dpswd.public_client.ladder.evidence import Evidence, digest_of
 from dpswd.shared.books.chain_checks import Finding, Tampering
-from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue
+from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, rounded
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 from dpswd.shared.models.adapted import CERTIFICATE, read_adapted
 from dpswd.shared.models.model_file import in_one_spelling
@@ -45,6 +45,15 @@ class Checked:
     evidence: Evidence
     findings: list[Finding] = field(default_factory=list)
     derived: bool = False
+
+    def __str__(self) -> str:
+        """In one line, where nothing is wrong."""
+        of, last = (
+            self.certificate["privacy"],
+            "derived again, bit for bit" if self.derived else "not derived (--source)",
+        )
+        cost = f"epsilon {rounded(of['epsilon'], up=True)} at delta {of['delta']:g}"
+        return f"adapted by {len(self.entries)} receipts, {cost}; {last}"
 
     @property
     def entries(self) -> list[SignedEntry]:
