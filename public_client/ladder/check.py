@@ -157,10 +157,11 @@ def derive(path: str | Path, checked: Checked, model: Any, source: Any) -> None:
             checked.note(f"the model cannot be derived again: {error}{_elsewhere(checked)}")
             return
         bare = in_one_spelling(path.read_bytes(), without=CERTIFICATE)
-        checked.derived = again.read_bytes() == bare and not replaying.differences
+        same = again.read_bytes() == bare and not replaying.differences
+        checked.derived = same and gain == checked.certificate["gain"]
         if gain != checked.certificate["gain"]:
             checked.note("the gain is not the one that the hospital released")
-        if not checked.derived:
+        if not same:
             reasons = "; ".join(dict.fromkeys((*_distances(path, again, batches), *replaying.differences)))
             checked.note(f"derived again the model is another: {reasons}{_elsewhere(checked)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -81,7 +82,7 @@ def key_of(folder):
     return bytes.fromhex((folder / "ledger.pub").read_text())
 
 
-def found_in(folder, source=SOURCE):
+def findings_of(folder, source=SOURCE):
     """The findings' texts, in one."""
     checked = check(folder / FILES[0], key=key_of(folder))
     if not checked.findings:
@@ -117,7 +118,7 @@ def test_the_model_is_derived_again_bit_for_bit(delivered, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert found_in(delivered) == ""
+        assert findings_of(delivered) == ""
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -152,11 +153,11 @@ def test_a_changed_weight_is_found_before_and_after_it_is_certified_anew(copied)
     data = path.read_bytes()
     metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     path.write_bytes(model_bytes(tensors, metadata))
-    assert "not the one that was certified" in found_in(copied)
+    assert "not the one that was certified" in findings_of(copied)
     certify_again(copied, tensors=tensors)
-    found = found_in(copied)
-    assert "derived again the model is another: weights differ by at most 0.000977" in found
-    assert "software and processor are those of the certificate" in found
+    text = findings_of(copied)
+    assert "derived again the model is another: weights differ by at most 0.000977" in text
+    assert "software and processor are those of the certificate" in text
 
 
 def test_a_swapped_reply_is_found(copied):
@@ -168,12 +169,9 @@ def test_a_swapped_reply_is_found(copied):
     changed[-1] ^= 1
     reply.step_release = StepRelease(release.run_id, release.step, bytes(changed)).to_bytes()
     swapped = Stored(last.method, last.request, reply.SerializeToString())
-    certify_again(
-        copied, evidence=with_exchanges(evidence, [swapped if each is last else each for each in evidence.stored()])
-    ) if last in evidence.stored() else None
     stored = [swapped if each == last else each for each in evidence.stored()]
     certify_again(copied, evidence=with_exchanges(evidence, stored))
-    assert "its reply's SHA-256 is" in found_in(copied)
+    assert "its reply's SHA-256 is" in findings_of(copied)
 
 
 def test_a_reply_from_another_run_is_found(copied):
@@ -182,33 +180,33 @@ def test_a_reply_from_another_run_is_found(copied):
     mixed = Stored(first.method, first.request, other.reply)
     stored = [mixed if each == first else each for each in evidence.stored()]
     (copied / FILES[2]).write_bytes(with_exchanges(evidence, stored).to_bytes())
-    assert "its reply is of run" in found_in(copied)
+    assert "its reply is of run" in findings_of(copied)
 
 
 def test_replies_of_another_training_are_found(copied):
     other = adapted(mock())
     other.save(copied / "other.safetensors")
     shutil.copy(copied / "other.evidence", copied / FILES[2])
-    assert "ledger's key" in found_in(copied)
+    assert "ledger's key" in findings_of(copied)
 
 
 def test_an_unlisted_release_is_found(copied):
     listed = json.loads((copied / FILES[1]).read_text())["releases"]
     certify_again(copied, changes={"releases": listed[:-1]})
-    assert f"run {listed[-1]['run']} was charged, and the certificate does not list it" in found_in(copied)
+    assert f"run {listed[-1]['run']} was charged, and the certificate does not list it" in findings_of(copied)
 
 
 def test_another_source_is_found(delivered, copied):
-    assert "the source is another one" in found_in(delivered, rows(600, 7))
-    assert "the source is another one" in found_in(delivered, (SOURCE[0].flip(0), SOURCE[1].flip(0)))
+    assert "the source is another one" in findings_of(delivered, rows(600, 7))
+    assert "the source is another one" in findings_of(delivered, (SOURCE[0].flip(0), SOURCE[1].flip(0)))
 
 
 def test_another_epsilon_or_gain_is_found(copied):
     privacy = json.loads((copied / FILES[1]).read_text())["privacy"]
     certify_again(copied, changes={"privacy": privacy | {"epsilon": 0.1}})
-    assert "says otherwise than its evidence: privacy" in found_in(copied)
+    assert "says otherwise than its evidence: privacy" in findings_of(copied)
     certify_again(copied, changes={"gain": "12 points"})
-    assert "the gain is not the one" in found_in(copied)
+    assert "the gain is not the one" in findings_of(copied)
 
 
 def test_another_team_model_is_found(copied):
@@ -216,7 +214,7 @@ def test_another_team_model_is_found(copied):
     weights = {name: 1.01 * tensor for name, tensor in evidence.weights.items()}
     own = Evidence(evidence.graphs, weights, evidence.settings, evidence.source, evidence.exchanges)
     certify_again(copied, evidence=own)
-    assert "was declared with another weights_digest" in found_in(copied)
+    assert "was declared with another weights_digest" in findings_of(copied)
 
 
 def test_on_another_machine_it_says_what_differs(copied, monkeypatch):
@@ -224,10 +222,10 @@ def test_on_another_machine_it_says_what_differs(copied, monkeypatch):
     tensors = load((copied / FILES[0]).read_bytes())
     tensors["classifier.bias"][0] += 1e-6
     certify_again(copied, tensors=tensors, changes={"software": software | {"torch": "2.7.0", "threads": "8"}})
-    found = found_in(copied)
-    assert "here is torch" in found
-    assert "threads 1 (8 there)" in found
-    assert "100.00% of the predictions on the source are equal" in found
+    text = findings_of(copied)
+    assert "here is torch" in text
+    assert "threads 1 (8 there)" in text
+    assert "100.00% of the predictions on the source are equal" in text
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -265,8 +263,6 @@ def test_passes_of_a_loader_begin_alike_and_threads_are_given_back():
 
 
 def test_the_client_verifies_a_model_by_files_alone(copied):
-    import numpy as np
-
     records, labels = (part.numpy() for part in SOURCE)
     np.savez(copied / "source.npz", x=records, y=labels)
     code = (
@@ -276,10 +272,10 @@ def test_the_client_verifies_a_model_by_files_alone(copied):
     )
     (copied / "own.py").write_text(code)
     path, more = str(copied / FILES[0]), ["--source", str(copied / "source.npz"), "--network", f"{copied}/own.py:own"]
-    told = CliRunner().invoke(main, ["verify", path, *more])
-    assert told.exit_code == 0, told.output
-    assert "derived again, bit for bit" in told.output
-    assert "not derived" in CliRunner().invoke(main, ["verify", path]).output
+    result = CliRunner().invoke(main, ["verify", path, *more])
+    assert result.exit_code == 0, result.output
+    assert "derived again, bit for bit" in result.output
+    assert "not derived again" in CliRunner().invoke(main, ["verify", path]).output
     np.savez(copied / "source.npz", x=records + 1, y=labels)
     assert CliRunner().invoke(main, ["verify", path, *more]).exit_code == 13
 
