@@ -68,7 +68,7 @@ def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: in
     )
     make_cluster_members(folder / "cluster", nodes=("node",), names=("127.0.0.1",))
     settings = configuration.load(folder)
-    data, found = target.load_for_the_first_time(settings.records, home=folder)
+    data, record = target.load_for_the_first_time(settings.records, home=folder)
     labels = load_labels(settings.records, home=folder, records=records)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(values, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES))
@@ -93,10 +93,10 @@ def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: in
         ended.callback(scheduler.kill)
         address = line.rpartition(" ")[2]
         cluster = ClusterShards(
-            address, folder / "cluster/curator", meant=Meant.here(data, digest=found.digest, labels=labels)
+            address, folder / "cluster/curator", meant=Meant.here(data, digest=record.digest, labels=labels)
         )
         ended.callback(cluster.close)
-        wanted = timed(alone, run, source)[1]  # starts the worker; its time does not count
+        expected = timed(alone, run, source)[1]  # starts the worker; its time does not count
         same = True
         for there in range(1, nodes + 1):
             node, _ = started(
@@ -110,7 +110,7 @@ def measured(folder: Path, *, records: int, values: int, nodes: int, repeats: in
                     spent, total = timed(shards, run, source)
                     seconds.setdefault(f"{there} nodes: {name}", []).append(spent)
                     print(f"{there} nodes: {name}: {spent:.2f} s", flush=True)
-                    same &= all(np.array_equal(a, b) for a, b in zip(total.sums, wanted.sums, strict=True))
+                    same &= all(np.array_equal(a, b) for a, b in zip(total.sums, expected.sums, strict=True))
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     # Each against its own turns alone: what else the machine does changes in between.
     ratios = {f"{n} nodes": medians[f"{n} nodes: alone"] / medians[f"{n} nodes: cluster"] for n in range(1, nodes + 1)}

@@ -62,7 +62,7 @@ class Site:
     def __init__(self, folder: Path, rng: random.Random) -> None:
         folder.chmod(0o755)  # PostgreSQL runs as another user, and does not run as root
         self.folder, self.rng, self.primary = folder, rng, 0
-        self.found: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
         self.violations: list[str] = []
         self.database_clocks = [Clock(folder, f"database-{number}") for number in range(2)]
         self.clocks = [Clock(folder, f"curator-{number}") for number in range(2)]
@@ -187,7 +187,7 @@ class Site:
         waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep' LIMIT 1"
         with server.administer() as administrator:
             self.until(lambda: administrator.execute(waiting).fetchone())
-        self.found["waits cancelled"] += 1
+        self.events["waits cancelled"] += 1
 
     def cancelled(self) -> None:
         self.between.hold()
@@ -267,9 +267,9 @@ class Site:
         for number in away:
             for each in self.networks[number]:
                 each.mend()
-        begun = dict(self.told_at)
+        begun = dict(self.heard_at)
         for number in range(2):
-            self.until(lambda number=number: REFUSED in self.told[number] and self.told_at[number] > begun[number])
+            self.until(lambda number=number: REFUSED in self.heard[number] and self.heard_at[number] > begun[number])
         self.pause(5.0)
         if (has := self.entries()) != had:
             self.violations.append(f"a standby that lacked charges went from {had} to {has} entries")
@@ -309,7 +309,7 @@ class Site:
         except AssertionError:
             if "set the clock of the machine that is wrong" not in curator.log.read_text()[before:]:
                 raise
-            self.found["starts with a wrong clock refused"] += 1
+            self.events["starts with a wrong clock refused"] += 1
         self.end(curator)
         clock.jump(0)
         curator.start()
@@ -318,10 +318,10 @@ class Site:
 
     def serve_teams(self) -> None:
         self.answers, self.ending = [0, 0], threading.Event()
-        self.told, self.told_at = {0: "", 1: ""}, {0: 0.0, 1: 0.0}
+        self.heard, self.heard_at = {0: "", 1: ""}, {0: 0.0, 1: 0.0}
         self.met: Counter[str] = Counter()
         self.waits: list[float] = []
-        self.kept: list[tuple[Any, bytes]] = []
+        self.replies: list[tuple[Any, bytes]] = []
         self.receipts: list[Any] = []
         module = nn.Linear(5, 4)
         for name in TEAMS:
@@ -340,7 +340,7 @@ class Site:
                 for _ in range(3):
                     pending = new_step(run)
                     reply = asking.answered(lambda own, pending=pending: own.send(pending)).payload
-                    self.kept.append((asking.name, pending, reply))
+                    self.replies.append((asking.name, pending, reply))
 
     # What is looked at.
 
@@ -353,17 +353,17 @@ class Site:
                     lambda before=before: all(now > then + 2 for now, then in zip(self.answers, before, strict=True))
                 )
             except TimeoutError:
-                words = f"no answer for {PATIENCE_S:g} s: {self.told}"
+                words = f"no answer for {PATIENCE_S:g} s: {self.heard}"
                 if again:
                     raise SystemExit(words) from None
-                self.found["curators were started again"] += 1
+                self.events["curators were started again"] += 1
                 print(words, flush=True)
                 self.restart(0, 1)
             else:
                 return
 
     def check(self, asking: Asking, *, sample: int) -> None:
-        receipts, kept = list(self.receipts), list(self.kept)
+        receipts, replies = list(self.receipts), list(self.replies)
         with self.curators[0].home.open_ledger(witnessed=False) as ledger:
             report, kinds = ledger.verify(receipts=receipts), Counter[tuple[Any, ...]]()
             for entry in ledger.history():
@@ -373,12 +373,12 @@ class Site:
         if report.epsilon_spent > EPSILON:
             wrong.append(f"epsilon {report.epsilon_spent} of {EPSILON}")
         wrong += [f"{count} entries for {what}" for what, count in kinds.items() if count > 1]
-        chosen = kept[-10:] + self.rng.sample(kept, min(sample, len(kept)))
+        chosen = replies[-10:] + self.rng.sample(replies, min(sample, len(replies)))
         for (name, pending, reply), number in itertools.product(chosen, range(2)):
             if asking.answered(lambda own, pending=pending: own.send(pending), number, name).payload != reply:
                 wrong.append(f"other bytes for {pending}")
-            self.found["replies asked for again"] += 1
-        self.found["verifications"] += 1
+            self.events["replies asked for again"] += 1
+        self.events["verifications"] += 1
         self.counts = Counter(kind for kind, *_ in kinds)
         self.violations += wrong
 
@@ -404,7 +404,7 @@ class Site:
         self.failover()
         for each in spending:
             each.join()
-        self.found["runs charged of eight where three fit"] = outcomes["charged"]
+        self.events["runs charged of eight where three fit"] = outcomes["charged"]
         if outcomes != {"charged": 3, "refused": 5}:
             self.violations.append(f"three runs fitted: {outcomes}")
 
@@ -455,7 +455,7 @@ class Asking:
                 raise
             except errors.DpswdError as error:
                 site.met[type(error).__name__] += 1
-                site.told[asked], site.told_at[asked] = str(error), time.monotonic()
+                site.heard[asked], site.heard_at[asked] = str(error), time.monotonic()
                 time.sleep(0.2)
             else:
                 site.answers[asked] += 1
@@ -503,7 +503,7 @@ def tried(*, minutes: float, seed: int) -> dict[str, Any]:
         return {
             "minutes": round((time.monotonic() - begun) / 60.0, 1), "faults": happened.total(),
             "of each kind": dict(sorted(happened.items())), "charges and answers": dict(site.counts),
-            "receipts held": len(site.receipts), **site.found, "what clients were told meanwhile": dict(site.met),
+            "receipts held": len(site.receipts), **site.events, "what clients were told meanwhile": dict(site.met),
             "longest wait for an answer, s": round(max(site.waits), 1), "violations": site.violations,
         }  # fmt: skip
 

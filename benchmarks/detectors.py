@@ -143,7 +143,7 @@ class Verdict:
         return f"{self.right} of {self.pairs} right, {share:.4f} (error {error:.4f}), p = {self.pvalue:.2g}"
 
 
-def told(seen: Seen, generator: np.random.Generator) -> Verdict:
+def judge(seen: Seen, generator: np.random.Generator) -> Verdict:
     """Learns from a quarter of the pairs whether the record makes a reply later or earlier, and answers for the others.
 
     Different quanta decide; of equal ones the worker's time; of equal times a coin.
@@ -250,7 +250,7 @@ def watched(
             numbers = range(begun, min(pairs, begun + _ROUND))
             sys.stderr.write(f"\r{case.name:26} {numbers.stop} of {pairs} pairs of each case")
             seen[case.name] += [requests.pair(gradients=bool(number % 2)) for number in numbers]
-    return {name: np.array(found) for name, found in seen.items() if found}
+    return {name: np.array(times) for name, times in seen.items() if times}
 
 
 def main() -> int:
@@ -264,19 +264,19 @@ def main() -> int:
     pool = WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 30, seconds=120.0), workers=1)
     try:
         each = -(-arguments.pairs // len(CASES))
-        found = watched(pool, CASES, pairs=each, generator=generator, until=lambda: time.monotonic() > ends)
+        measured = watched(pool, CASES, pairs=each, generator=generator, until=lambda: time.monotonic() > ends)
     finally:
         pool.close()
     records, delays = Verdict(), Verdict()
-    for name, seen in sorted(found.items()):
-        record = told(seen, generator)
-        delay = told(planted(seen, arguments.planted, generator), generator)
+    for name, seen in sorted(measured.items()):
+        record = judge(seen, generator)
+        delay = judge(planted(seen, arguments.planted, generator), generator)
         later = int((seen[:, :, 1] > 1).sum())
         sys.stdout.write(f"{name:26} the record: {record}; planted: {delay}; {later} replies after the first quantum\n")
         records, delays = records + record, delays + delay
-    pairs = sum(map(len, found.values()))
+    pairs = sum(map(len, measured.values()))
     sys.stdout.write(
-        f"{pairs} pairs of {len(found)} cases. The record: {records}\n{arguments.planted:.0%} planted: {delays}\n"
+        f"{pairs} pairs of {len(measured)} cases. The record: {records}\n{arguments.planted:.0%} planted: {delays}\n"
     )
     return 0
 

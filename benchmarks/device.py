@@ -162,7 +162,7 @@ def _wait(device: torch.device) -> None:
 _PAGE = """# What a GPU saves
 
 With `compute.device = "cuda"` a step is computed on the device, and one copy brings the released integers back. The
-noise has the CPU's bits for the same key ([noise](../privacy/noise.md#on-a-device)). `{command}`: {machine}.
+noise has the CPU's bits for the same key ([noise](../privacy/noise.md#on-a-device)). Measured on {machine}.
 
 ## The noise alone
 
@@ -182,7 +182,7 @@ The last two columns compare the two releases of the same key and directions.
 ## By size
 
 Steps on the device, in one process; records are features already. Memory is the largest that torch had allocated. Class
-sums take the time of reading and copying the records. The command prints smaller sizes too.
+sums take the time of reading and copying the records. `{command}` prints smaller sizes too.
 
 {sizes}
 """

@@ -56,7 +56,7 @@ def size_lines(device: torch.device, seconds: float) -> list[str]:
         engine.close()
         return spent, f"{peak:,.0f} MiB" if peak else "", f"{size:,} B"
 
-    def told(case: Case, records: str, time: str, peak: str, size: str) -> None:
+    def add(case: Case, records: str, time: str, peak: str, size: str) -> None:
         k = getattr(case.declared, "directions", "")
         line = f"| {case.name} | {case.shape[0]:,} | {k} | {records} | {time} | {peak} | {size} |"
         print(line, flush=True)
@@ -65,13 +65,13 @@ def size_lines(device: torch.device, seconds: float) -> list[str]:
 
     for case in _sorted_cases():
         spent, peak, size = measured(case)
-        told(case, f"{case.batch:,}", f"{1e3 * spent:.1f} ms", peak, size)
+        add(case, f"{case.batch:,}", f"{1e3 * spent:.1f} ms", peak, size)
     for d in _LINEAR:
-        found = []
+        points = []
         for case in _linear_cases(d):
             spent, peak, size = measured(case)
-            found.append((case.batch, spent))
-        (few, short), (many, long) = found
+            points.append((case.batch, spent))
+        (few, short), (many, long) = points
         far = long + (_FARTHEST - many) * (long - short) / (many - few)
-        told(case, f"{_FARTHEST:,}", f"*{far:,.0f} s, extrapolated*", peak, size)
+        add(case, f"{_FARTHEST:,}", f"*{far:,.0f} s, extrapolated*", peak, size)
     return lines

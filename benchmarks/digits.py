@@ -173,16 +173,16 @@ def _varied(model: SourceModel, task: Task, seed: int, device: str) -> float:
 
 def _source_model(name: str, task: Task, seed: int, arguments: argparse.Namespace) -> SourceModel:
     """The source-trained model of a seed, from the folder that keeps them if one is given."""
-    kept = None if arguments.sources is None else arguments.sources / f"{name}-{arguments.geometry}-{seed}.pt"
-    if kept is None or not kept.exists():
+    file = None if arguments.sources is None else arguments.sources / f"{name}-{arguments.geometry}-{seed}.pt"
+    if file is None or not file.exists():
         training = read_experiment(None, {"device": arguments.device, "source.epochs": SOURCE_EPOCHS[name]})
         model = train_source_model(training, task, seed=seed, progress=False)
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            torch.save((model.extractor.state_dict(), model.classifier.state_dict(), model.accuracy), kept)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.save((model.extractor.state_dict(), model.classifier.state_dict(), model.accuracy), file)
         return model
     extractor, classifier = digits_network(task.image_shape)
-    weights = torch.load(kept, weights_only=True)
+    weights = torch.load(file, weights_only=True)
     extractor.load_state_dict(weights[0])
     classifier.load_state_dict(weights[1])
     return SourceModel(extractor.eval(), classifier.eval(), source_loader(task.source, seed=seed), accuracy=weights[2])

@@ -46,8 +46,8 @@ def main() -> None:
         address, credentials, kind, threads = arguments.flood
         _flood(address, Path(credentials), kind, int(threads))
         return
-    found = measured(pairs=arguments.pairs, seconds=arguments.seconds, threads=arguments.threads)
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if arguments.json else _table(found))
+    figures = measured(pairs=arguments.pairs, seconds=arguments.seconds, threads=arguments.threads)
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n" if arguments.json else _table(figures))
 
 
 def measured(*, pairs: int, seconds: float, threads: int) -> dict[str, dict[str, float]]:
@@ -95,7 +95,7 @@ def _kind(
         preexec_fn=lambda: os.nice(19),
     )  # fmt: skip
 
-    def told(word: str) -> int:
+    def order(word: str) -> int:
         flood.stdin.write(f"{word}\n")
         flood.stdin.flush()
         return int(flood.stdout.readline())
@@ -104,10 +104,10 @@ def _kind(
     alone, beside, asked = [], [], 0
     for _ in range(pairs):
         alone.append(_rate(good, run, seconds))
-        told("go")
+        order("go")
         time.sleep(0.3)
         beside.append(_rate(good, run, seconds))
-        asked += told("stop")
+        asked += order("stop")
         time.sleep(0.5)
     flood.stdin.close()
     flood.wait(timeout=60)
@@ -157,12 +157,12 @@ def _flood(address: str, credentials: Path, kind: str, threads: int) -> None:
     ended.set()
 
 
-def _table(found: dict[str, dict[str, float]]) -> str:
+def _table(figures: dict[str, dict[str, float]]) -> str:
     lines = [
         "| the flood | its requests a second | steps a second alone | beside | share (lowest, highest) |",
         "|---|---|---|---|---|",
     ]
-    for kind, row in found.items():
+    for kind, row in figures.items():
         lines.append(
             f"| {kind} | {row['flood_requests_a_second']:.0f} | {row['alone']:.1f} | {row['beside']:.1f} | "
             f"{row['share']:.2f} ({row['lowest']:.2f}, {row['highest']:.2f}) |"

@@ -89,8 +89,8 @@ def _within(part: Any) -> Iterator[str]:
 
 def read_before_it_works() -> set[Path]:
     """README.md, the site's first page, tutorials and how-to."""
-    found = kinds()
-    pages = {ROOT / "docs" / name for kind in BEFORE_IT_WORKS for name in found[kind]}
+    pages_of = kinds()
+    pages = {ROOT / "docs" / name for kind in BEFORE_IT_WORKS for name in pages_of[kind]}
     return pages | {ROOT / "README.md", ROOT / "docs" / "README.md"}
 
 
@@ -121,13 +121,13 @@ def sentences(text: str) -> Iterator[str]:
 
 def passages() -> dict[str, list[Passage]]:
     """Pages, paragraphs and sentences, the longest first."""
-    found: dict[str, list[Passage]] = {"page": [], "paragraph": [], "sentence": []}
+    by_kind: dict[str, list[Passage]] = {"page": [], "paragraph": [], "sentence": []}
     for path in pages():
         name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-        found["page"].append(Passage(name, prose(text)))
-        found["paragraph"] += [Passage(name, each) for each in paragraphs(text)]
-        found["sentence"] += [Passage(name, each) for each in sentences(text)]
-    return {kind: sorted(each, key=lambda one: -one.words) for kind, each in found.items()}
+        by_kind["page"].append(Passage(name, prose(text)))
+        by_kind["paragraph"] += [Passage(name, each) for each in paragraphs(text)]
+        by_kind["sentence"] += [Passage(name, each) for each in sentences(text)]
+    return {kind: sorted(each, key=lambda one: -one.words) for kind, each in by_kind.items()}
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -59,15 +59,15 @@ class Cached(Replayed):
         return nn.Sequential(nn.Flatten(), whole(self)[-1]).eval()
 
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:  # noqa: ARG002 - the same
-        known, shape = self.known(run, fitting), _Shape.record_shape
-        return self.fitted(known, whole(self), shape, seed=fitting.seed, device=fitting.device)
+        released, shape = self.read(run, fitting), _Shape.record_shape
+        return self.fitted(released, whole(self), shape, seed=fitting.seed, device=fitting.device)
 
 
 def whole(method: Replayed) -> nn.Sequential:
     """The features of 28 x 28 images."""
-    found = Replayed.features(method, _Shape())
-    assert isinstance(found, nn.Sequential)
-    return found
+    features = Replayed.features(method, _Shape())
+    assert isinstance(features, nn.Sequential)
+    return features
 
 
 class _Shape:
@@ -106,8 +106,8 @@ def trained(model: nn.Module, x: Tensor, p: Tensor, device: torch.device) -> nn.
 def accuracy(scores: Callable[[Tensor], Tensor], x: Tensor, labels: npt.NDArray[np.int64]) -> float:
     """In percent."""
     with torch.no_grad():
-        found = torch.cat([scores(part).argmax(dim=1).cpu() for part in x.split(1000)]).numpy()
-    return 100.0 * float((found == labels).mean())
+        classes = torch.cat([scores(part).argmax(dim=1).cpu() for part in x.split(1000)]).numpy()
+    return 100.0 * float((classes == labels).mean())
 
 
 def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, npt.NDArray[np.int64]]]:
@@ -121,14 +121,14 @@ def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, np
             part: (_idx(folder / f"{file}-images-idx3-ubyte.gz"), _idx(folder / f"{file}-labels-idx1-ubyte.gz"))
             for part, file in (("train", "train"), ("test", "t10k"))
         }
-    found = {
+    parts = {
         part: (torch.from_numpy(x.astype(np.float32) / 255.0)[:, None], y.astype(np.int64))
         for part, (x, y) in held.items()
     }
     if arguments.held_out:
-        x, y = found["train"]
-        found = {"train": (x[:-HELD_OUT], y[:-HELD_OUT]), "test": (x[-HELD_OUT:], y[-HELD_OUT:])}
-    return found
+        x, y = parts["train"]
+        parts = {"train": (x[:-HELD_OUT], y[:-HELD_OUT]), "test": (x[-HELD_OUT:], y[-HELD_OUT:])}
+    return parts
 
 
 def _idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -146,8 +146,8 @@ def projected(method: Replayed, images: Tensor, path: Path, device: torch.device
         linear = copy.deepcopy(whole(method)[:-1]).to(device)
         np.save(fresh, torch.cat([computed(linear, part.to(device)).cpu() for part in images.split(10_000)]).numpy())
         fresh.replace(path)
-    found: npt.NDArray[np.float32] = np.load(path)
-    return found
+    values: npt.NDArray[np.float32] = np.load(path)
+    return values
 
 
 def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
     begun = time.monotonic()
     x, p = generator.sample_soft(ROWS, seed)
     draw_seconds = time.monotonic() - begun
-    found: dict[str, Any] = {}
+    accuracies: dict[str, Any] = {}
     for kind, model in classifiers().items():
         torch.manual_seed(seed)
         for layer in model.modules():
@@ -176,13 +176,13 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
                 layer.reset_parameters()
         # A small dense network of small batches is no faster on a GPU.
         where = device if kind == "CNN" else torch.device("cpu")
-        found[kind] = accuracy(trained(model, x, p, where), tests, answers)
+        accuracies[kind] = accuracy(trained(model, x, p, where), tests, answers)
     assert generator.labeller is not None
-    found["the release's discriminant"] = accuracy(generator.labeller.features, tests, answers)
+    accuracies["the release's discriminant"] = accuracy(generator.labeller.features, tests, answers)
     return {
         "data": name, "epsilon": epsilon, "seed": seed, "delta": DELTA, "rows": ROWS, "method": method.to_json(),
         "priced": curator.charges[0].epsilon, "device": device.type,
-        "fit_seconds": round(fit_seconds, 1), "draw_seconds": round(draw_seconds, 1), "accuracy": found,
+        "fit_seconds": round(fit_seconds, 1), "draw_seconds": round(draw_seconds, 1), "accuracy": accuracies,
     }  # fmt: skip
 
 
@@ -195,15 +195,15 @@ def chosen(arguments: argparse.Namespace) -> Replayed:
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Mean CNN accuracies of the default, by data and epsilon, over all seeds on file."""
-    found = {}
+    means = {}
     default = Replayed(low=0.0, high=1.0).to_json()
     runs = [one for one in runs if one["method"] == default]
     for name in ("mnist", "fashion"):
         for epsilon in EPSILONS:
             own = [one["accuracy"]["CNN"] for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
             if own:
-                found[f"{name} {epsilon:g}"] = round(float(np.mean(own)), 2)
-    return found
+                means[f"{name} {epsilon:g}"] = round(float(np.mean(own)), 2)
+    return means
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -215,11 +215,11 @@ def table(runs: list[dict[str, Any]]) -> str:
     ]
     for name, epsilon in itertools.product(("mnist", "fashion"), EPSILONS):
         for steps in sorted({one["method"]["matching"] for one in runs}, reverse=True):
-            wanted = (name, epsilon, steps)
-            own = [one for one in runs if (one["data"], one["epsilon"], one["method"]["matching"]) == wanted]
+            key = (name, epsilon, steps)
+            own = [one for one in runs if (one["data"], one["epsilon"], one["method"]["matching"]) == key]
             if own:
-                told = [records.mean_and_deviation([one["accuracy"][kind] for one in own]) for kind in kinds]
-                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(told)} |")
+                cells = [records.mean_and_deviation([one["accuracy"][kind] for one in own]) for kind in kinds]
+                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

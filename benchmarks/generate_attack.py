@@ -61,10 +61,10 @@ def score(generator: Generator) -> float:
 @contextmanager
 def too_little_noise() -> Iterator[None]:
     """Within, curators add a tenth of the noise that was declared."""
-    honest = class_statistics.release_finely
+    release = class_statistics.release_finely
 
     def fewer(signal: torch.Tensor, *, sigma: float, **options: object) -> object:
-        return honest(signal, sigma=sigma / BROKEN, **options)  # type: ignore[arg-type]
+        return release(signal, sigma=sigma / BROKEN, **options)  # type: ignore[arg-type]
 
     with mock.patch.object(class_statistics, "release_finely", fewer):
         yield
@@ -85,11 +85,11 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=2.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    honest = attacked(arguments.trials, epsilon=arguments.epsilon)
+    sound = attacked(arguments.trials, epsilon=arguments.epsilon)
     with too_little_noise():
         broken = attacked(arguments.trials, epsilon=arguments.epsilon)
-    print(f"claimed {arguments.epsilon:g}: honest at least {honest.epsilon:.2f}, broken at least {broken.epsilon:.2f}")
-    if honest.epsilon > arguments.epsilon or broken.epsilon <= arguments.epsilon:
+    print(f"claimed {arguments.epsilon:g}: honest at least {sound.epsilon:.2f}, broken at least {broken.epsilon:.2f}")
+    if sound.epsilon > arguments.epsilon or broken.epsilon <= arguments.epsilon:
         raise SystemExit("the honest claim is refuted, or the broken curator was not caught")
 
 

@@ -77,8 +77,10 @@ def public_network(name: str, arguments: argparse.Namespace) -> nn.Sequential:
 def features(network: nn.Sequential, images: Tensor) -> npt.NDArray[np.float64]:
     """(n, 100) of images in [0, 1]."""
     with torch.no_grad():
-        found: npt.NDArray[np.float64] = torch.cat([network(part) for part in images.split(1000)]).double().numpy()
-    return found
+        activations: npt.NDArray[np.float64] = (
+            torch.cat([network(part) for part in images.split(1000)]).double().numpy()
+        )
+    return activations
 
 
 def drawn(name: str, method: str, epsilon: float, seed: int, held: Any, arguments: argparse.Namespace) -> Tensor:

@@ -109,9 +109,9 @@ def table(runs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> str:
     heads = f"| trained on | epsilon 1 under | {' | '.join(kinds)} | CPU seconds of a fit |"
     lines = [heads, "|---|---|---|---|---|"]
     for what, relation, own in groups:
-        told = " | ".join(records.mean_and_deviation([one["auc"][kind] for one in own]) for kind in kinds)
+        cells = " | ".join(records.mean_and_deviation([one["auc"][kind] for one in own]) for kind in kinds)
         spent = max(one.get("cpu_seconds", 0.0) for one in own)
-        lines.append(f"| {what} | {relation} | {told} | {f'{spent:.0f}' if spent else ''} |")
+        lines.append(f"| {what} | {relation} | {cells} | {f'{spent:.0f}' if spent else ''} |")
     return "\n".join(lines)
 
 

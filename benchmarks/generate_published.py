@@ -79,8 +79,8 @@ def accuracy(generator: Generator, images: Tensor, labels: Tensor, *, seed: int)
             optimizer.step()
     model.eval()
     with torch.no_grad():
-        found = torch.cat([model(part).argmax(dim=1) for part in images.split(1000)])
-    return 100.0 * float((found == labels).float().mean())
+        classes = torch.cat([model(part).argmax(dim=1) for part in images.split(1000)])
+    return 100.0 * float((classes == labels).float().mean())
 
 
 def fitted(
@@ -95,10 +95,10 @@ def fitted(
     device: str = "cpu",
 ) -> Generator:
     """A generator of records with values from -1 to 1, by a mock curator that holds them."""
-    told = mock_description(
+    description = mock_description(
         records=len(labels), record_shape=images.shape[1:], epsilon=4.0 * epsilon, delta=DELTA, classes=10
     )
-    curator = MockCurator(told, records=images, labels=labels)
+    curator = MockCurator(description, records=images, labels=labels)
     plan, _ = plan_generator(curator, method, epsilon=epsilon, steps=steps)
     return generate(curator, plan, seed=seed, device=device, progress=progress)
 
@@ -161,13 +161,13 @@ def prices() -> str:
             calibrate_sigma(lambda sigma, T=steps: _sinkhorn(sigma, T), epsilon=goal, delta=DELTA) for goal in EPSILONS
         ]
         ours = epsilon_of(_sinkhorn(factor, steps), DELTA)
-        told = " | ".join(f"{value:.3f}" for value in needed)
-        lines.append(f"| DP-Sinkhorn, {name}, b = {PAPER_BATCH} | {factor} | {steps:,} | {ours:.2f} | {told} |")
+        cells = " | ".join(f"{value:.3f}" for value in needed)
+        lines.append(f"| DP-Sinkhorn, {name}, b = {PAPER_BATCH} | {factor} | {steps:,} | {ours:.2f} | {cells} |")
     _, steps_here = SHORT["dp-sinkhorn"]
     assert steps_here is not None
     needed = [calibrate_sigma(lambda s: _sinkhorn(s, steps_here), epsilon=goal, delta=DELTA) for goal in EPSILONS]
-    told = " | ".join(f"{value:.3f}" for value in needed)
-    lines.append(f"| DP-Sinkhorn, MNIST, the short run here, {steps_here} steps |  |  |  | {told} |")
+    cells = " | ".join(f"{value:.3f}" for value in needed)
+    lines.append(f"| DP-Sinkhorn, MNIST, the short run here, {steps_here} steps |  |  |  | {cells} |")
     lines += [
         "",
         "| setting | noise on a projection, of clip norm 1/2, for epsilon 10 | 1 | 0.2 |",
@@ -177,8 +177,10 @@ def prices() -> str:
     assert short is not None
     for steps in (short, SWD_STEPS):
         needed = [calibrate_sigma(lambda s, T=steps: _rows(s, T), epsilon=goal, delta=DELTA) for goal in EPSILONS]
-        told = " | ".join(f"{value:.3f}" for value in needed)
-        lines.append(f"| DP-SWD, rows, k = {SWD_DIRECTIONS}, d = 784 + 10, b = {SWD_BATCH}, {steps:,} steps | {told} |")
+        cells = " | ".join(f"{value:.3f}" for value in needed)
+        lines.append(
+            f"| DP-SWD, rows, k = {SWD_DIRECTIONS}, d = 784 + 10, b = {SWD_BATCH}, {steps:,} steps | {cells} |"
+        )
     return "\n".join(lines)
 
 
@@ -193,12 +195,12 @@ def summary(runs: list[dict[str, Any]]) -> str:
     lines = ["| data | method | epsilon | CNN accuracy | CPU seconds of a fit | seeds |", "|---|---|---|---|---|---|"]
     for kind, name in itertools.product(("mnist", "fashion"), SHORT):
         for epsilon in EPSILONS:
-            wanted = (kind, name, epsilon)
-            found = [run for run in runs if (run["data"], run["method"], run["epsilon"]) == wanted]
-            if found:
-                reached = records.mean_and_deviation([run["accuracy"] for run in found], 1)
-                seconds = max(run["cpu_seconds"] for run in found)
-                lines.append(f"| {kind} | {name} | {epsilon:g} | {reached} | {seconds} | {len(found)} |")
+            key = (kind, name, epsilon)
+            own = [run for run in runs if (run["data"], run["method"], run["epsilon"]) == key]
+            if own:
+                reached = records.mean_and_deviation([run["accuracy"] for run in own], 1)
+                seconds = max(run["cpu_seconds"] for run in own)
+                lines.append(f"| {kind} | {name} | {epsilon:g} | {reached} | {seconds} | {len(own)} |")
     return "\n".join(lines)
 
 

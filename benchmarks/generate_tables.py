@@ -115,19 +115,19 @@ def run(name: str, epsilon: float | None, seed: int, directory: Path) -> dict[st
     """One run; epsilon None: on the hospital's own records."""
     schema, x, y = DATA[name](directory)
     own, rest = split(len(y), seed)
-    told: dict[str, Any] = {"data": name, "epsilon": epsilon, "seed": seed}
+    row: dict[str, Any] = {"data": name, "epsilon": epsilon, "seed": seed}
     if epsilon is None:
-        return told | {"auc": scores(schema, x[own], y[own], x[rest], y[rest])}
+        return row | {"auc": scores(schema, x[own], y[own], x[rest], y[rest])}
     curator = HeldRecords(Site(x[own], y[own]), classes=2, delta=DELTA, seed=seed)
     plan, _ = plan_generator(curator, Tabular(schema=schema), epsilon=epsilon)
     begun = time.process_time()
     generator = generate(curator, plan, seed=seed, device="cpu", progress=False)
     spent = time.process_time() - begun
-    told |= {"priced": curator.charges[0].epsilon, "cpu_seconds": round(spent, 1)}
+    row |= {"priced": curator.charges[0].epsilon, "cpu_seconds": round(spent, 1)}
     for which, rows in (("auc", len(own)), ("auc_of_many", ROWS)):
         drawn, labels = generator.sample(rows, seed)
-        told[which] = scores(schema, drawn.numpy(), labels.numpy(), x[rest], y[rest])
-    return told
+        row[which] = scores(schema, drawn.numpy(), labels.numpy(), x[rest], y[rest])
+    return row
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -139,8 +139,8 @@ def table(runs: list[dict[str, Any]]) -> str:
             own = [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
             if own:
                 what = "real records" if epsilon is None else f"as many rows, epsilon {epsilon:g}"
-                told = " | ".join(records.mean_and_deviation([one["auc"][kind] for one in own]) for kind in kinds)
-                lines.append(f"| {name} | {what} | {told} |")
+                cells = " | ".join(records.mean_and_deviation([one["auc"][kind] for one in own]) for kind in kinds)
+                lines.append(f"| {name} | {what} | {cells} |")
     return "\n".join(lines)
 
 

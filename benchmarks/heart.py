@@ -107,10 +107,10 @@ def with_flags(values: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) 
 
 
 def _with_gaps(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    kept = values.copy()
+    gaps = values.copy()
     for column in (_TRESTBPS, _CHOL):  # nobody lives with a blood pressure or a cholesterol of 0
-        kept[kept[:, column] == 0.0, column] = np.nan
-    return kept
+        gaps[gaps[:, column] == 0.0, column] = np.nan
+    return gaps
 
 
 def auc(scores: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:

@@ -188,6 +188,6 @@ def _out_of_fold(target: Hospital, weight: float, seed: int) -> Values:
     scores = np.zeros(len(target.labels))
     folds = StratifiedKFold(min(_FOLDS, int(np.bincount(target.labels).min())), shuffle=True, random_state=seed)
     x = _scaled(target.records.astype(np.float64))  # means and deviations of all: no label is in them
-    for kept, left in folds.split(x, target.labels):
-        scores[left] = _regression(weight).fit(x[kept], target.labels[kept]).decision_function(x[left])
+    for rest, left in folds.split(x, target.labels):
+        scores[left] = _regression(weight).fit(x[rest], target.labels[rest]).decision_function(x[left])
     return scores

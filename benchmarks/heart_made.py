@@ -56,7 +56,7 @@ def made(cleveland: Hospital, count: int, seed: int) -> Made:
 
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(cleveland.labels))
-    kept, held = order[: len(order) // 2], order[len(order) // 2 :]
+    rest, held = order[: len(order) // 2], order[len(order) // 2 :]
     columns = len(cleveland.fill)
     x = cleveland.records[:, :columns]
     z = (x[held] - x.mean(axis=0)) / x.std(axis=0)
@@ -71,7 +71,7 @@ def made(cleveland: Hospital, count: int, seed: int) -> Made:
     missing = np.broadcast_to(uniforms < rates, (count, columns))
     return Made(
         replace(
-            cleveland, records=cleveland.records[kept], labels=cleveland.labels[kept], missing=cleveland.missing[kept]
+            cleveland, records=cleveland.records[rest], labels=cleveland.labels[rest], missing=cleveland.missing[rest]
         ),
         replace(
             cleveland,
@@ -108,17 +108,17 @@ def _measured(source: Hospital, count: int, epsilon: float, seed: int) -> dict[s
         with torch.no_grad():
             return auc(decision(classifier(extractor(patients))), task.target.labels)
 
-    def found(view: View | None) -> Fitted:
+    def fit_view(view: View | None) -> Fitted:
         with reporting("", replay.VIEW_STEPS, shown=False) as bar:
             return replay.find_view(
                 extractor, data, residuals,
                 learning_rate=RATE, generator=torch.Generator().manual_seed(seed), bar=bar, view=view,
             )  # fmt: skip
 
-    gaps, gains = found(identity), found(None)
+    gaps, gains = fit_view(identity), fit_view(None)
     assert isinstance(gaps.view, TableView)
-    known = TableView(identity.fill)
-    known.rates.copy_(torch.from_numpy(task.rates))
+    true = TableView(identity.fill)
+    true.rates.copy_(torch.from_numpy(task.rates))
     rates = gaps.view.rates.numpy()
     return {
         "with_gaps": int((task.rates > 0).sum()),
@@ -128,5 +128,5 @@ def _measured(source: Hospital, count: int, epsilon: float, seed: int) -> dict[s
         "source_only": score(None),
         "gaps": score(gaps.view if gaps.convinced else None),
         "gains": score(gains.view if gains.convinced else None),
-        "known": score(known if task.rates.any() else None),
+        "known": score(true if task.rates.any() else None),
     }

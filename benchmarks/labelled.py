@@ -17,7 +17,7 @@ from torch import nn
 
 from dpswd.public_client.curator.values import PendingStep, new_request_id
 from dpswd.public_client.methods.statistics import Statistics
-from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.shared.accounting.calibration import calibrate_sigma
@@ -82,14 +82,14 @@ class HeldRecords(MockCurator):
     """
 
     def __init__(self, site: Site, *, classes: int, delta: float, seed: int) -> None:
-        told = mock_description(
+        description = mock_description(
             records=len(site.labels),
             record_shape=site.records.shape[1:],
             epsilon=MAX_EPSILON,
             delta=delta,
             classes=classes,
         )
-        super().__init__(told, randomness=np.random.default_rng(seed).bytes, labels=site.labels)
+        super().__init__(description, randomness=np.random.default_rng(seed).bytes, labels=site.labels)
         self._held = site.records
 
     def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
@@ -113,11 +113,11 @@ def declaration_of(
         return StatisticsDeclaration(facts.classes, weights.count, weights.moment, weights.centring, noise * moved)
 
     def run(noise: float) -> RunEvent:
-        told = declared(noise)
-        (part,) = CLASS_STATISTICS.parts(told, RunSize(facts.records), facts.whole)
+        declaration = declared(noise)
+        (part,) = CLASS_STATISTICS.parts(declaration, RunSize(facts.records), facts.whole)
         assert isinstance(part, BoundedSum)
         if relation == ADD:
-            part = replace(part, sensitivity=record_norm(told.weights))
+            part = replace(part, sensitivity=record_norm(declaration.weights))
         return RunEvent(StepEvent(facts.records, facts.records, (part,)), 1)
 
     return declared(WITHOUT if epsilon is None else calibrate_sigma(run, epsilon=epsilon, delta=delta))
@@ -133,7 +133,7 @@ def released(
     seed: int,
     method: Statistics,
     relation: str = REPLACE,
-) -> tuple[Known, float]:
+) -> tuple[ClassSums, float]:
     """One release of a hospital's class statistics.
 
     Returns:
@@ -156,4 +156,4 @@ def released(
     answer = curator.send(PendingStep(run.run_id, new_request_id(), StatisticsRequest().to_bytes()))
     reply = CLASS_STATISTICS.reply.from_bytes(answer.payload)
     priced = math.nan if epsilon is None else epsilon_of(curator.charges[0].run.event, delta)
-    return Known.of(reply, declared, records=n, dimension=d), priced
+    return ClassSums.of(reply, declared, records=n, dimension=d), priced

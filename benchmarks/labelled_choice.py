@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.labelled import ADD, REPLACE, Site, released
 from benchmarks.records import seeds_option
 from dpswd.public_client.methods.statistics import Statistics
-from dpswd.public_client.methods.statistics_head import Head, Known, discriminant, shares_of
+from dpswd.public_client.methods.statistics_head import ClassSums, Head, discriminant, shares_of
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.models.free_weights import free_count, free_moment_weight
 
@@ -89,13 +89,13 @@ def main() -> None:
         for epsilon in (1.0, 0.1):
             for relation in (ADD, REPLACE):
                 for weights in CHOICES:
-                    found = [_reached(scaled, labels, weights, epsilon, relation, s) for s in arguments.seeds]
-                    own, one = (100.0 * statistics.mean(column) for column in zip(*found, strict=True))
-                    told = "chosen" if weights is None else _told(weights)
-                    print(f"{clip:g}, {epsilon:g}, {relation}, {told}: {own:.1f}, {one:.1f}", flush=True)
+                    pairs = [_reached(scaled, labels, weights, epsilon, relation, s) for s in arguments.seeds]
+                    own, one = (100.0 * statistics.mean(column) for column in zip(*pairs, strict=True))
+                    words = "chosen" if weights is None else _words_for(weights)
+                    print(f"{clip:g}, {epsilon:g}, {relation}, {words}: {own:.1f}, {one:.1f}", flush=True)
 
 
-def _told(weights: Weights) -> str:
+def _words_for(weights: Weights) -> str:
     return f"{weights.count:.2g}, {weights.moment:.2g}, {weights.centring:.2g}"
 
 
@@ -108,24 +108,24 @@ def _reached(
     seed: int,
 ) -> tuple[float, float]:
     """Mean accuracies over hospitals, 0 to 1: with their own shares, and of one model."""
-    identity, known, tests = nn.Identity().eval(), [], []
+    identity, sums, tests = nn.Identity().eval(), [], []
     for place, (numbers, (trained, _)) in enumerate(
         zip(dealt(labels, np.random.default_rng(seed)), SIZES, strict=True)
     ):
         own, rest = numbers[:trained], numbers[trained:]
-        known.append(
+        sums.append(
             released(
                 Site(values[own], labels[own]), identity, classes=2, epsilon=epsilon, delta=DELTA,
                 seed=100 * seed + place, method=Fixed(prior="none", fixed=weights), relation=relation,
             )[0]
         )  # fmt: skip
         tests.append((values[rest] / 0.5, labels[rest]))
-    together = Known.together(known)
+    together = ClassSums.together(sums)
     head, shares = discriminant(together), shares_of(together)
     one = [_accuracy(head, *test) for test in tests]
     own_shares = [
         _accuracy(head.with_shares(shares, shares_of(k, around=shares)), *test)
-        for k, test in zip(known, tests, strict=True)
+        for k, test in zip(sums, tests, strict=True)
     ]
     return statistics.mean(own_shares), statistics.mean(one)
 

@@ -106,8 +106,8 @@ def scattered(images: Images, path: Path) -> npt.NDArray[np.float16]:
         fresh = path.with_suffix(".new.npy")
         np.save(fresh, np.concatenate(parts))
         fresh.replace(path)
-    found: npt.NDArray[np.float16] = np.load(path)
-    return found
+    features: npt.NDArray[np.float16] = np.load(path)
+    return features
 
 
 def framed(images: Images) -> Images:
@@ -118,7 +118,7 @@ def framed(images: Images) -> Images:
     return functional.pad(grown, (4, 4, 4, 4))[:, 0].round().clamp(0, 255).byte().numpy()
 
 
-def axes(public: npt.NDArray[np.float16], kept: int = max(_CHOICES[0])) -> tuple[Tensor, Tensor, Tensor]:
+def axes(public: npt.NDArray[np.float16], count: int = max(_CHOICES[0])) -> tuple[Tensor, Tensor, Tensor]:
     """What public scatterings (m, 3969) say: their centre, the largest axes (3969, kept), and the axes' variances.
 
     Channels are brought to one deviation first, each over all its places.
@@ -129,15 +129,15 @@ def axes(public: npt.NDArray[np.float16], kept: int = max(_CHOICES[0])) -> tuple
     gain = (1.0 / deviation).repeat_interleave(49)
     scaled = (values - centre) * gain
     variances, vectors = torch.linalg.eigh(scaled.T @ scaled / len(scaled))
-    return centre, vectors[:, -kept:].flip(1) * gain[:, None], variances[-kept:].flip(0)
+    return centre, vectors[:, -count:].flip(1) * gain[:, None], variances[-count:].flip(0)
 
 
 def extractor(
-    centre: Tensor, vectors: Tensor, variances: Tensor, *, public: npt.NDArray[np.float16], kept: int, power: float
+    centre: Tensor, vectors: Tensor, variances: Tensor, *, public: npt.NDArray[np.float16], count: int, power: float
 ) -> nn.Linear:
     """Scatterings to features, so large that nearly all are clipped: what remains is their direction."""
-    weight = (vectors[:, :kept] * variances[:kept] ** -power).T
-    made = nn.Linear(weight.shape[1], kept)
+    weight = (vectors[:, :count] * variances[:count] ** -power).T
+    made = nn.Linear(weight.shape[1], count)
     with torch.no_grad():
         made.weight.copy_(weight)
         made.bias.copy_(-weight @ centre)
@@ -164,7 +164,7 @@ def jobs(
 ) -> Iterator[records.Job]:
     """All runs."""
     public, public_labels = data["usps train"]
-    model = extractor(*axes(public), public=public, kept=AXES, power=WHITENING)
+    model = extractor(*axes(public), public=public, count=AXES, power=WHITENING)
     tests, labels = features(model, data["mnist test"][0]), data["mnist test"][1]
     prior = Prior.from_source(features(model, public), public_labels, classes=10)
     assert prior.means is not None
@@ -175,13 +175,13 @@ def jobs(
     alone = accuracy(Head(solved, -0.5 * (solved * prior.means).sum(axis=1)), tests, labels)
 
     def measured(epsilon: float | None, moments: Literal["auto", "no"], seed: int) -> records.Row:
-        known, price = released(
+        sums, price = released(
             Site(*data["mnist train"]), model, classes=10, epsilon=epsilon, delta=DELTA, seed=seed,
             method=Statistics(prior="none", moments=moments),
         )  # fmt: skip
-        reached = accuracy(discriminant(known), tests, labels)
-        told = {"accuracy": reached, "priced": None if epsilon is None else price, "usps_alone": alone}
-        return told | {"delta": DELTA, "axes": AXES, "whitening": WHITENING}
+        reached = accuracy(discriminant(sums), tests, labels)
+        figures = {"accuracy": reached, "priced": None if epsilon is None else price, "usps_alone": alone}
+        return figures | {"delta": DELTA, "axes": AXES, "whitening": WHITENING}
 
     for epsilon, moments in itertools.product(EPSILONS, ("auto", "no")):
         for seed in seeds if epsilon is not None else seeds[:1]:
@@ -195,16 +195,16 @@ def choose(data: dict[str, tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]
     parts = axes(public)
     ratio = len(labels) / 60_000
     for power in _CHOICES[1]:
-        for kept in _CHOICES[0]:
-            model = extractor(*parts, public=public, kept=kept, power=power)
+        for count in _CHOICES[0]:
+            model = extractor(*parts, public=public, count=count, power=power)
             tests = features(model, data["usps test"][0])
-            found = []
+            means = []
             for epsilon in (1.0, 0.2):
                 # That epsilon of USPS at which the noise is to its records as it is to MNIST's.
-                own = _epsilon_for(_sigma(epsilon, kept, records=60_000) * ratio, kept, records=len(labels))
+                own = _epsilon_for(_sigma(epsilon, count, records=60_000) * ratio, count, records=len(labels))
                 reached = []
                 for seed in range(5):
-                    known, _ = released(
+                    sums, _ = released(
                         Site(public, labels),
                         model,
                         classes=10,
@@ -213,24 +213,24 @@ def choose(data: dict[str, tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]
                         seed=seed,
                         method=Statistics(prior="none"),
                     )
-                    reached.append(accuracy(discriminant(known), tests, data["usps test"][1]))
-                found.append(records.mean_and_deviation(reached, 2))
-            print(f"{kept} axes, power {power:g}: {found[0]} as at epsilon 1, {found[1]} as at 0.2", flush=True)
+                    reached.append(accuracy(discriminant(sums), tests, data["usps test"][1]))
+                means.append(records.mean_and_deviation(reached, 2))
+            print(f"{count} axes, power {power:g}: {means[0]} as at epsilon 1, {means[1]} as at 0.2", flush=True)
 
 
-def _sigma(epsilon: float, kept: int, *, records: int) -> float:
+def _sigma(epsilon: float, count: int, *, records: int) -> float:
     """Sigma of a release at this epsilon."""
-    facts = SizeFacts(records, kept, 10)
+    facts = SizeFacts(records, count, 10)
     method = Statistics(prior="none")
     return declaration_of(method, relation=REPLACE, epsilon=epsilon, delta=DELTA, facts=facts).sigma
 
 
-def _epsilon_for(sigma: float, kept: int, *, records: int) -> float:
+def _epsilon_for(sigma: float, count: int, *, records: int) -> float:
     """The epsilon that needs this noise, by bisection."""
     low, high = 0.05, 50.0
     for _ in range(12):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if _sigma(middle, kept, records=records) > sigma else (low, middle)
+        low, high = (middle, high) if _sigma(middle, count, records=records) > sigma else (low, middle)
     return high
 
 
@@ -238,11 +238,11 @@ def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
     lines = ["| epsilon | released | accuracy |", "|---|---|---|"]
     for epsilon in EPSILONS:
-        for moments, told in (("auto", "counts, class sums, second moments"), ("no", "counts, class sums")):
+        for moments, parts in (("auto", "counts, class sums, second moments"), ("no", "counts, class sums")):
             values = [run["accuracy"] for run in runs if (run["epsilon"], run["moments"]) == (epsilon, moments)]
             if values:
                 label = "none: hardly any noise" if epsilon is None else f"{epsilon:g}"
-                lines.append(f"| {label} | {told} | {records.mean_and_deviation(values, 2)} |")
+                lines.append(f"| {label} | {parts} | {records.mean_and_deviation(values, 2)} |")
     if runs:
         lines.append(f"|  | nothing: the same discriminant of USPS's labels | {runs[0]['usps_alone']:.2f} |")
     return "\n".join(lines)
@@ -267,8 +267,8 @@ def main() -> None:
                     if arguments.command == "choose" and name == "mnist":
                         continue
                     images = archive[f"x_{part}"] if name == "mnist" else framed(archive[f"x_{part}"])
-                    kept = arguments.cache / f"scattering-{name}-{part}.npy"
-                    data[f"{name} {part}"] = (scattered(images, kept), archive[f"y_{part}"].astype(np.int64))
+                    stored = arguments.cache / f"scattering-{name}-{part}.npy"
+                    data[f"{name} {part}"] = (scattered(images, stored), archive[f"y_{part}"].astype(np.int64))
         if arguments.command == "choose":
             choose(data)
         else:

@@ -114,12 +114,12 @@ class Digits:
         """(n, 3969) of a part as it is."""
         return scattered(getattr(self, name)[part][0], self._cache / f"scattering-{name}-{part}.npy")
 
-    def part(self, which: str, kept: int) -> Part:
+    def part(self, which: str, count: int) -> Part:
         """Features in so many axes, and labels.
 
         Args:
             which: "source", "varied", "source tests", "own" (the hospital's) or "tests".
-            kept: d.
+            count: d.
         """
         if which not in self._parts:
             name, part = _WHERE[which]
@@ -127,12 +127,12 @@ class Digits:
             if which == "varied":
                 labels = labels.repeat(_COPIES)
                 made = np.concatenate([_varied(self.usps["train"][0], seed) for seed in range(_COPIES)])
-                found = scattered(made, self._cache / f"scattering-usps-varied-{_COPIES}.npy")
+                features = scattered(made, self._cache / f"scattering-usps-varied-{_COPIES}.npy")
             else:
-                found = self.scattered(name, part)
-            self._parts[which] = self._turn(found), labels
+                features = self.scattered(name, part)
+            self._parts[which] = self._turn(features), labels
         values, labels = self._parts[which]
-        return values[:, :kept].contiguous(), labels
+        return values[:, :count].contiguous(), labels
 
 
 def _labels(values: npt.NDArray[Any]) -> Tensor:
@@ -175,9 +175,9 @@ def _reached(digits: Digits, way: Way, *, epsilon: float, seed: int) -> dict[str
         nn.Identity(), nn.Linear(way.axes, 10), hospital=hospital, plan=plan, seed=seed, device="cpu"
     )
     model.fit(DataLoader(TensorDataset(*source), batch_size=128, shuffle=True), progress=False)
-    told = {"accuracy": 100.0 * model.score(*tests), "before": _accuracy(model.classifier, tests)}
-    told |= {"batch": model.plan.batch_size, "steps": model.plan.steps}
-    return told | {"charged": model.reports[0]["charged_epsilon"]}
+    figures = {"accuracy": 100.0 * model.score(*tests), "before": _accuracy(model.classifier, tests)}
+    figures |= {"batch": model.plan.batch_size, "steps": model.plan.steps}
+    return figures | {"charged": model.reports[0]["charged_epsilon"]}
 
 
 def _replaced(epsilon: float, steps: int) -> float:
@@ -210,15 +210,15 @@ def choose_newton(digits: Digits) -> None:
     Plain arithmetic: the mechanism's sum and noise, and the method's own descent.
     """
     own, labels = digits.part("own", _MOST_AXES)
-    for varied, axes_kept, power, clip, steps in _NEWTON:
-        source, source_labels = digits.part("varied" if varied else "source", axes_kept)
+    for varied, count, power, clip, steps in _NEWTON:
+        source, source_labels = digits.part("varied" if varied else "source", count)
         torch.manual_seed(0)
         drawn = torch.randperm(len(source))[:_SHOWN]
         start = less_sure(_fitted(source, source_labels), source[drawn])
         whole = viewed_head(start, source[drawn], power=power)
         _, head = parted(whole)
         with torch.no_grad():
-            seen = whole.view(own[:, :axes_kept])
+            seen = whole.view(own[:, :count])
             optimizer = Newton(head, whole.view(source[drawn]), noise=_noise(1.0, steps) * 2.0 * clip / len(labels))
         train, tests = (seen[:50_000], labels[:50_000]), (seen[50_000:], labels[50_000:])
         before = _accuracy(head, tests)
@@ -229,8 +229,8 @@ def choose_newton(digits: Digits) -> None:
             set_gradient(head, (total + grain * torch.randn(total.shape, generator=generator)) / 50_000)
             optimizer.step()
         images = "varied" if varied else "as they are"
-        told = f"{axes_kept} axes, power {power:g}, clip {clip:g}, {steps} steps"
-        print(f"source's images {images}, {told}: {before:.2f} to {_accuracy(head, tests):.2f}", flush=True)
+        choice = f"{count} axes, power {power:g}, clip {clip:g}, {steps} steps"
+        print(f"source's images {images}, {choice}: {before:.2f} to {_accuracy(head, tests):.2f}", flush=True)
 
 
 def _fitted(x: Tensor, y: Tensor) -> nn.Linear:
@@ -300,11 +300,11 @@ def table(runs: list[dict[str, Any]]) -> str:
     ]
     for way in WAYS:
         for epsilon in EPSILONS:
-            found = _of(runs, way, epsilon)
-            if found:
-                told = (records.mean_and_deviation([one[key] for one in found], 2) for key in ("before", "accuracy"))
+            own = _of(runs, way, epsilon)
+            if own:
+                figures = (records.mean_and_deviation([one[key] for one in own], 2) for key in ("before", "accuracy"))
                 images = "varied" if way.varied else "as they are"
-                cells = (way.descent, images, str(way.axes), way.relation, f"{epsilon:g}", *told)
+                cells = (way.descent, images, str(way.axes), way.relation, f"{epsilon:g}", *figures)
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -31,7 +31,14 @@ from torch import Tensor, nn
 from benchmarks import records
 from benchmarks.labelled import ADD, REPLACE, Site, released
 from dpswd.public_client.methods.statistics import Statistics
-from dpswd.public_client.methods.statistics_head import LEAST_SEPARATION, Head, Known, Prior, discriminant, shares_of
+from dpswd.public_client.methods.statistics_head import (
+    LEAST_SEPARATION,
+    ClassSums,
+    Head,
+    Prior,
+    discriminant,
+    shares_of,
+)
 
 RESULTS = Path(__file__).parent / "results" / "labelled-hearts.json"
 DELTA = 1e-4
@@ -76,12 +83,12 @@ class Clinical(nn.Module):
 def load(path: Path) -> dict[str, Site]:
     """The hospitals' patients who have all ten columns."""
     with np.load(path, allow_pickle=False) as archive:
-        found = {}
+        sites = {}
         for name in TRAINED:
             values = archive[f"x_{name}"][:, : len(RANGES)]
             whole = ~np.isnan(values).any(axis=1)
-            found[name] = Site(values[whole], archive[f"y_{name}"][whole].astype(np.int64))
-    return found
+            sites[name] = Site(values[whole], archive[f"y_{name}"][whole].astype(np.int64))
+    return sites
 
 
 def textbook() -> npt.NDArray[np.float64]:
@@ -98,13 +105,13 @@ def one_split(
     """Accuracies of one split, in percent: over hospitals and over patients, and of the simplest rule."""
     extractor, method = Clinical().eval(), Statistics(prior="none")
     rng = np.random.default_rng(split)
-    known: dict[str, Known] = {}
+    sums: dict[str, ClassSums] = {}
     tests: dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]] = {}
     commonest, signs, prices = [], [], []
     for place, (name, site) in enumerate(sites.items()):
         order = rng.permutation(len(site.labels))
         own, rest = order[: TRAINED[name]], order[TRAINED[name] :]
-        known[name], price = released(
+        sums[name], price = released(
             Site(site.records[own], site.labels[own]),
             extractor,
             classes=2,
@@ -120,12 +127,12 @@ def one_split(
         prices.append(price)
         signs.append(_accuracy(Head(textbook(), np.zeros(2)), *tests[name]))
         commonest.append(100.0 * float((site.labels[rest] == round(float(site.labels[own].mean()))).mean()))
-    together = Known.together(list(known.values()))
+    together = ClassSums.together(list(sums.values()))
     head = discriminant(together, Prior(textbook()) if prior else None)
     shares = shares_of(together)
     one = {name: _accuracy(head, *tests[name]) for name in sites}
     own_shares = {
-        name: _accuracy(head.with_shares(shares, shares_of(known[name], around=shares)), *tests[name]) for name in sites
+        name: _accuracy(head.with_shares(shares, shares_of(sums[name], around=shares)), *tests[name]) for name in sites
     }
     patients = [len(labels) for _, labels in tests.values()]
     return {
@@ -142,12 +149,12 @@ def one_split(
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Mean accuracy over hospitals, 0 to 1, under add-or-remove, without a prior, with each hospital's own shares."""
-    found = {}
+    means = {}
     for epsilon in EPSILONS:
         values = _values(runs, epsilon, ADD, prior=False, name="own_shares")
         if values and epsilon is not None:
-            found[f"epsilon {epsilon:g}"] = round(statistics.mean(values) / 100.0, 4)
-    return found
+            means[f"epsilon {epsilon:g}"] = round(statistics.mean(values) / 100.0, 4)
+    return means
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -163,15 +170,15 @@ def table(runs: list[dict[str, Any]]) -> str:
                 columns = [_values(runs, epsilon, relation, prior=prior, name=name) for name in names]
                 if not columns[0] or (epsilon is None and relation == REPLACE):
                     continue
-                told = "none: hardly any noise" if epsilon is None else f"{epsilon:g}"
+                words = "none: hardly any noise" if epsilon is None else f"{epsilon:g}"
                 cells = " | ".join(records.mean_and_deviation(column) for column in columns)
-                known = "signs" if prior else "none"
+                prior_words = "signs" if prior else "none"
                 label = "" if epsilon is None else relation
-                lines.append(f"| {label} | {told} | {known} | {cells} |")
-    for name, told in (("commonest_class", "each hospital's commonest class"), ("signs_alone", "the signs alone")):
+                lines.append(f"| {label} | {words} | {prior_words} | {cells} |")
+    for name, words in (("commonest_class", "each hospital's commonest class"), ("signs_alone", "the signs alone")):
         values = _values(runs, 1.0, ADD, prior=False, name=name)
         if values:
-            lines.append(f"|  | no release: {told} |  | {records.mean_and_deviation(values)} |  |")
+            lines.append(f"|  | no release: {words} |  | {records.mean_and_deviation(values)} |  |")
     return "\n".join(lines)
 
 

@@ -120,12 +120,12 @@ Measure = Callable[[Sequence[Task], int], list[float]]
 """Of a seed's hospitals, the accuracies in percent."""
 
 
-def reached_together(found: Sequence[Task], method: Method, *, epsilon: float, seed: int) -> list[float]:
+def reached_together(dealt: Sequence[Task], method: Method, *, epsilon: float, seed: int) -> list[float]:
     """Accuracy in percent of what a method makes for each hospital where all train together, each at this epsilon."""
-    hospitals = Federation({str(task.code): task.hospital(1000 * seed + task.code) for task in found})
-    model = found[0].model(hospitals, hospitals.plan(method, epsilon=epsilon), seed=seed)
+    hospitals = Federation({str(task.code): task.hospital(1000 * seed + task.code) for task in dealt})
+    model = dealt[0].model(hospitals, hospitals.plan(method, epsilon=epsilon), seed=seed)
     assert all(report["charged_epsilon"] <= epsilon for report in model.reports)
-    return [100.0 * model.score(*task.tested, site=str(task.code)) for task in found]
+    return [100.0 * model.score(*task.tested, site=str(task.code)) for task in dealt]
 
 
 def tasks(path: Path, dealing: Dealing, *, seed: int) -> Iterator[Task]:
@@ -162,27 +162,27 @@ def table(path: Path, dealing: Dealing) -> tuple[Tensor, Tensor, npt.NDArray[np.
 
 
 def _alone(method: Method, epsilon: float) -> Measure:
-    return lambda found, seed: [task.reached(method, epsilon=epsilon, seed=seed) for task in found]
+    return lambda dealt, seed: [task.reached(method, epsilon=epsilon, seed=seed) for task in dealt]
 
 
 def _together(method: Method, epsilon: float) -> Measure:
-    return lambda found, seed: reached_together(found, method, epsilon=epsilon, seed=seed)
+    return lambda dealt, seed: reached_together(dealt, method, epsilon=epsilon, seed=seed)
 
 
-def source(found: Sequence[Task], _: int) -> list[float]:
+def source(dealt: Sequence[Task], _: int) -> list[float]:
     """Where the way begins."""
-    return [_accuracy(task.start, *task.tested) for task in found]
+    return [_accuracy(task.start, *task.tested) for task in dealt]
 
 
-def own_labels(found: Sequence[Task], _: int) -> list[float]:
+def own_labels(dealt: Sequence[Task], _: int) -> list[float]:
     """Where it ends."""
-    return [_accuracy(fitted(*task.trained), *task.tested) for task in found]
+    return [_accuracy(fitted(*task.trained), *task.tested) for task in dealt]
 
 
-def all_labels(found: Sequence[Task], _: int) -> list[float]:
+def all_labels(dealt: Sequence[Task], _: int) -> list[float]:
     """One classifier of all hospitals' records and labels, without privacy."""
-    whole = fitted(*(torch.cat([task.trained[part] for task in found]) for part in (0, 1)))
-    return [_accuracy(whole, *task.tested) for task in found]
+    whole = fitted(*(torch.cat([task.trained[part] for task in dealt]) for part in (0, 1)))
+    return [_accuracy(whole, *task.tested) for task in dealt]
 
 
 MEASURES: dict[str, Measure] = {
@@ -197,17 +197,17 @@ MEASURES: dict[str, Measure] = {
 def jobs(path: Path, seeds: Sequence[int]) -> Iterator[records.Job]:
     """All runs: a measure of every hospital."""
     for seed in seeds:
-        found = functools.cache(lambda seed=seed: [*tasks(path, REPORTED, seed=seed)])
+        dealt = functools.cache(lambda seed=seed: [*tasks(path, REPORTED, seed=seed)])
         for name in MEASURES:
             if seed < FIRST_SEEDS.get(name.rsplit(" ", 1)[0], len(SEEDS)):
-                yield {"seed": seed, "trained on": name}, functools.partial(_measured, found, name, seed)
+                yield {"seed": seed, "trained on": name}, functools.partial(_measured, dealt, name, seed)
 
 
 def _measured(dealt: Callable[[], list[Task]], name: str, seed: int) -> records.Row:
-    found = dealt()
-    reached = MEASURES[name](found, seed)
-    codes = [str(task.code) for task in found]
-    counts = [len(task.trained[1]) for task in found]
+    dealing = dealt()
+    reached = MEASURES[name](dealing, seed)
+    codes = [str(task.code) for task in dealing]
+    counts = [len(task.trained[1]) for task in dealing]
     return {"accuracy": dict(zip(codes, reached, strict=True)), "records": dict(zip(codes, counts, strict=True))}
 
 
@@ -217,26 +217,26 @@ def choose(path: Path) -> None:
     At epsilon 1; a last line at 5 says whether more budget is worse.
     """
     dealt = {dealing.column: [*tasks(path, dealing, seed=0)] for dealing in OTHERS}
-    ends = {column: (source(found, 0), own_labels(found, 0)) for column, found in dealt.items()}
+    ends = {column: (source(column_tasks, 0), own_labels(column_tasks, 0)) for column, column_tasks in dealt.items()}
 
-    def told(head: str, reached: dict[str, list[float]]) -> None:
+    def show(head: str, reached: dict[str, list[float]]) -> None:
         below = {
             column: statistics.mean(ends[column][1]) - statistics.mean(values) for column, values in reached.items()
         }
         words = ", ".join(f"{column} {points:.2f}" for column, points in below.items())
         print(f"{head}: {words}; mean {statistics.mean(below.values()):.2f}", flush=True)
 
-    told("source", {column: values for column, (values, _) in ends.items()})
+    show("source", {column: values for column, (values, _) in ends.items()})
     tried = (
         (3, None, 1.0), (6, None, 1.0), (10, None, 1.0), (20, None, 1.0), (10, 1.5, 1.0), (10, None, 5.0),
     )  # fmt: skip
     for steps, clip, epsilon in tried:
         method = replace(_SCORING, clip_norm=clip)
         reached = {
-            column: [task.reached(method, epsilon=epsilon, seed=0, steps=steps) for task in found]
-            for column, found in dealt.items()
+            column: [task.reached(method, epsilon=epsilon, seed=0, steps=steps) for task in column_tasks]
+            for column, column_tasks in dealt.items()
         }
-        told(f"epsilon {epsilon:g}, {steps} steps, clip {clip or 'by default'}", reached)
+        show(f"epsilon {epsilon:g}, {steps} steps, clip {clip or 'by default'}", reached)
 
 
 def fitted(x: Tensor, y: Tensor) -> nn.Linear:
@@ -285,12 +285,12 @@ def page(runs: list[dict[str, Any]]) -> str:
 
 def _way(gained: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> str:
     """In percent, with the percentile bootstrap over seeds where there are many; seeds share people."""
-    told = f"{100.0 * gained.mean() / whole.mean():.0f}%"
+    share = f"{100.0 * gained.mean() / whole.mean():.0f}%"
     if len(gained) < _MANY:
-        return told
+        return share
     drawn = np.random.default_rng(0).integers(len(gained), size=(10_000, len(gained)))
     low, high = np.percentile(100.0 * gained[drawn].mean(axis=1) / whole[drawn].mean(axis=1), (2.5, 97.5))
-    return f"{told} ({low:.0f} to {high:.0f})"
+    return f"{share} ({low:.0f} to {high:.0f})"
 
 
 def main() -> None:
@@ -311,8 +311,8 @@ def main() -> None:
             records.Rows(RESULTS, arguments.results).run(jobs(path, arguments.seeds))
         return
     runs = records.read(arguments.results or RESULTS)
-    told = {name: round(statistics.mean(values.values()), 2) for name, values in summary(runs).items() if values}
-    print(json.dumps(told) if arguments.format == "json" else page(runs))
+    means = {name: round(statistics.mean(values.values()), 2) for name, values in summary(runs).items() if values}
+    print(json.dumps(means) if arguments.format == "json" else page(runs))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Variant:
         name: for the table.
         clip: in units of the method's own.
         steps: on all records.
-        told: whether scoring knows of the clip.
+        tells_clip: whether scoring knows of the clip.
         newton: whether the descent is Newton's.
         together: whether hospitals learn from each other.
     """
@@ -55,14 +55,14 @@ class Variant:
     name: str
     clip: float = 1.0
     steps: int = 10
-    told: bool = True
+    tells_clip: bool = True
     newton: bool = False
     together: bool = False
 
 
 VARIANTS = (
     Variant("scoring"), Variant("scoring together", together=True),
-    Variant("the clip is no part of the equation", told=False), Variant("half the clip", clip=0.5),
+    Variant("the clip is no part of the equation", tells_clip=False), Variant("half the clip", clip=0.5),
     Variant("1.5 times the clip", clip=1.5),
     Variant("newton's steps with scoring's clip", steps=20, newton=True),
 )  # fmt: skip
@@ -109,7 +109,7 @@ class Asked:
 
     def scoring(self, variant: Variant) -> Scoring:
         """By the method's own recipe, if the variant says nothing else."""
-        clip_norm = self.clip_norm if variant.told else float("inf")
+        clip_norm = self.clip_norm if variant.tells_clip else float("inf")
         return Scoring(self.head, self.shown, records=len(self.labels), noise=self.noise, clip_norm=clip_norm)
 
     def answer(self) -> None:
@@ -118,9 +118,9 @@ class Asked:
         set_gradient(self.head, mean + self.noise * torch.randn(mean.shape, generator=self.generator))
 
 
-def reached(found: Sequence[Task], variant: Variant, *, epsilon: float, seed: int) -> list[nn.Module]:
+def reached(dealt: Sequence[Task], variant: Variant, *, epsilon: float, seed: int) -> list[nn.Module]:
     """The hospitals' classifiers after a variant's steps."""
-    asked = [Asked.of(task, variant, epsilon=epsilon, seed=seed) for task in found]
+    asked = [Asked.of(task, variant, epsilon=epsilon, seed=seed) for task in dealt]
     descents: list[torch.optim.Optimizer]
     if variant.together:
         descents = [JointScoring({str(place): one.scoring(variant) for place, one in enumerate(asked)})]
@@ -167,27 +167,27 @@ def main() -> None:
     torch.set_num_threads(1)
     dealt = {
         f"{dealing.column} from {dealing.source}": [
-            (seed, found, [fitted(*task.trained) for task in found])
+            (seed, own_tasks, [fitted(*task.trained) for task in own_tasks])
             for seed in arguments.seeds
-            for found in [[*tasks(path, dealing, seed=seed)]]
+            for own_tasks in [[*tasks(path, dealing, seed=seed)]]
         ]
         for dealing in DEALT
     }
     print(f"| epsilon | | {' | '.join(dealt)} | mean |\n|{'---|' * (len(dealt) + 3)}", flush=True)
     for epsilon in arguments.epsilon:
         for variant in variants:
-            told = []
+            figures = []
             for each in dealt.values():
                 pairs = [
                     _beside(model, own, task)
-                    for seed, found, owns in each
+                    for seed, own_tasks, owns in each
                     for model, own, task in zip(
-                        reached(found, variant, epsilon=epsilon, seed=seed), owns, found, strict=True
+                        reached(own_tasks, variant, epsilon=epsilon, seed=seed), owns, own_tasks, strict=True
                     )
                 ]
-                told.append([statistics.mean(values) for values in zip(*pairs, strict=True)])
-            told.append([statistics.mean(values) for values in zip(*told, strict=True)])
-            cells = " | ".join(f"{points:.2f}, {loss:.1f}" for points, loss in told)
+                figures.append([statistics.mean(values) for values in zip(*pairs, strict=True)])
+            figures.append([statistics.mean(values) for values in zip(*figures, strict=True)])
+            cells = " | ".join(f"{points:.2f}, {loss:.1f}" for points, loss in figures)
             print(f"| {epsilon:g} | {variant.name} | {cells} |", flush=True)
 
 

@@ -89,7 +89,7 @@ class Pair:
 def pairs(folder: Path) -> list[Pair]:
     """Twelve of Office-Caltech10, and the digits in both directions (USPS stretched to 28 x 28)."""
     sites = {name: site.labelled() for name, site in office.load(folder / "office_caltech10_surf.npz").items()}
-    found = [
+    shifted = [
         Pair(f"{s} -> {t}", "office", sites[s].images, sites[s].labels, sites[t].images, sites[t].labels)
         for s in sites
         for t in sites
@@ -101,7 +101,7 @@ def pairs(folder: Path) -> list[Pair]:
         Pair("MNIST -> USPS", "digits", mnist.images, mnist.labels, usps.images, usps.labels),
         Pair("USPS -> MNIST", "digits", usps.images, usps.labels, mnist.images[few], mnist.labels[few]),
     ]
-    return digits + found
+    return digits + shifted
 
 
 def start(pair: Pair, seed: int) -> tuple[nn.Sequential, nn.Sequential]:
@@ -118,18 +118,18 @@ def dpda(pair: Pair, epsilon: float, seed: int, *, labelled: int = 0, method: Dp
     with Hospital(HeldRecords(site, classes=pair.classes, delta=_DELTAS[pair.kind], seed=seed)) as hospital:
         plan = hospital.plan(method, epsilon=epsilon)
         model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, device="cpu", seed=seed)
-        known = few_labels(pair, labelled, seed)
-        model.fit(DataLoader(TensorDataset(pair.target, known), batch_size=1000), progress=False)
-    return 100.0 * model.score(pair.target[known == UNLABELLED], pair.truth[known == UNLABELLED])
+        labels = few_labels(pair, labelled, seed)
+        model.fit(DataLoader(TensorDataset(pair.target, labels), batch_size=1000), progress=False)
+    return 100.0 * model.score(pair.target[labels == UNLABELLED], pair.truth[labels == UNLABELLED])
 
 
 def few_labels(pair: Pair, labelled: int, seed: int) -> Tensor:
     """(m,) labels of so many records of each class; of all others `UNLABELLED`."""
-    known = torch.full_like(pair.truth, UNLABELLED)
+    labels = torch.full_like(pair.truth, UNLABELLED)
     for c in range(pair.classes) if labelled else ():
         own = torch.nonzero(pair.truth == c).flatten().numpy()
-        known[np.random.default_rng(seed).permutation(own)[:labelled]] = c
-    return known
+        labels[np.random.default_rng(seed).permutation(own)[:labelled]] = c
+    return labels
 
 
 def without_transport(pair: Pair, epsilon: float, seed: int) -> float:
@@ -192,8 +192,8 @@ def pate(pair: Pair, epsilon: float, seed: int) -> float:
         return RunEvent(StepEvent(len(source), len(source), (part,)), 1)
 
     sigma = calibrate_sigma(event, epsilon=epsilon, delta=_DELTAS[pair.kind])
-    told = torch.from_numpy((votes + sigma * rng.normal(size=votes.shape)).argmax(axis=1))
-    return _taught(classifier, target[asked], told, None, target, pair.truth, seed)
+    answers = torch.from_numpy((votes + sigma * rng.normal(size=votes.shape)).argmax(axis=1))
+    return _taught(classifier, target[asked], answers, None, target, pair.truth, seed)
 
 
 def _taught(

@@ -37,15 +37,15 @@ def measured(cell: dict[str, Any], data_dir: Path, cache: Path) -> dict[str, Any
     hospital = Hospital(in_process(records.images, epsilon=2.0 * cell["epsilon"], seed=cell["seed"]))
     network = nn.Sequential(origin.extractor, origin.classifier)
     begun = time.monotonic(), time.process_time()
-    found = adapt(
+    adapted = adapt(
         network, (origin.source.images, origin.source.labels), hospital,
         epsilon=cell["epsilon"], seed=cell["seed"], device="cpu", progress=False,
     )  # fmt: skip
     return {
         "source": accuracy(network, nn.Identity(), test),
-        "delivered": accuracy(found.model.extractor, found.model.classifier, test),
-        "outcome": found.outcome,
-        "asked": [[one.rung, one.outcome, one.plain, one.finding] for one in found.answers],
+        "delivered": accuracy(adapted.model.extractor, adapted.model.classifier, test),
+        "outcome": adapted.outcome,
+        "asked": [[one.rung, one.outcome, one.plain, one.finding] for one in adapted.answers],
         "spent": hospital.describe().spent,
         "seconds": round(time.monotonic() - begun[0], 1),
         "processor_seconds": round(time.process_time() - begun[1], 1),
@@ -54,16 +54,16 @@ def measured(cell: dict[str, Any], data_dir: Path, cache: Path) -> dict[str, Any
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Means over seeds: of delivered models "noise 4000 1", of source models "noise source"; and the worst change."""
-    told: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for row in rows:
         alike = [one for one in rows if one["shift"] == row["shift"]]
-        told[f"{row['shift']} source"] = statistics.mean({one["seed"]: one["source"] for one in alike}.values())
+        figures[f"{row['shift']} source"] = statistics.mean({one["seed"]: one["source"] for one in alike}.values())
         size = [
             one["delivered"] for one in alike if (one["records"], one["epsilon"]) == (row["records"], row["epsilon"])
         ]
-        told[f"{row['shift']} {row['records']} {row['epsilon']:g}"] = statistics.mean(size)
-    told["worst"] = min(row["delivered"] - row["source"] for row in rows)
-    return {name: round(value, 2) for name, value in told.items()}
+        figures[f"{row['shift']} {row['records']} {row['epsilon']:g}"] = statistics.mean(size)
+    figures["worst"] = min(row["delivered"] - row["source"] for row in rows)
+    return {name: round(value, 2) for name, value in figures.items()}
 
 
 def main() -> None:
@@ -87,8 +87,12 @@ def main() -> None:
         jobs = [(cell, functools.partial(measured, cell, asked.data_dir, asked.cache)) for cell in chosen]
         Rows(RESULTS, asked.results).run(jobs)
         return
-    told = summary(read(asked.results or RESULTS))
-    print(json.dumps(told, indent=1) if asked.format == "json" else "\n".join(f"{k:<32} {v}" for k, v in told.items()))
+    figures = summary(read(asked.results or RESULTS))
+    print(
+        json.dumps(figures, indent=1)
+        if asked.format == "json"
+        else "\n".join(f"{k:<32} {v}" for k, v in figures.items())
+    )
 
 
 if __name__ == "__main__":

@@ -73,13 +73,13 @@ class Peak(threading.Thread):
 
 
 def _family(pid: int) -> list[int]:
-    found = [pid]
+    family = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += [inner for child in task.read_text().split() for inner in _family(int(child))]
+            family += [inner for child in task.read_text().split() for inner in _family(int(child))]
         except OSError:
             continue
-    return found
+    return family
 
 
 def _peak(pid: int) -> int:

@@ -117,11 +117,11 @@ def _seconds(act: Callable[[], object]) -> float:
 
 def acts(ledgers: Sequence[Ledger], *, times: int) -> list[tuple[float, ...]]:
     """The shortest times in seconds, for each ledger: a run is charged, a step is drawn, budgets are told."""
-    found: list[list[tuple[float, ...]]] = [[] for _ in ledgers]
+    measured: list[list[tuple[float, ...]]] = [[] for _ in ledgers]
     for number in range(times):
-        for ledger, kept in zip(ledgers, found, strict=True):
-            kept.append(_acts_on(ledger, f"{number} of {secrets.token_hex(4)}"))
-    return [tuple(min(column) for column in zip(*kept, strict=True)) for kept in found]
+        for ledger, rows in zip(ledgers, measured, strict=True):
+            rows.append(_acts_on(ledger, f"{number} of {secrets.token_hex(4)}"))
+    return [tuple(min(column) for column in zip(*rows, strict=True)) for rows in measured]
 
 
 def _acts_on(ledger: Ledger, name: str) -> tuple[float, ...]:

@@ -104,7 +104,7 @@ def fitted(
 def delivered(
     extractor: nn.Module,
     classifier: nn.Module,
-    found: Fitted,
+    fitted: Fitted,
     source: Labelled,
     *,
     seed: int,
@@ -115,13 +115,13 @@ def delivered(
     Args:
         extractor: source-trained.
         classifier: source-trained.
-        found: by `find_view`.
+        fitted: by `find_view`.
         source: labelled public records.
         seed: of twins.
         generator: of the batches.
     """
     with reporting("", DEFAULT.tuning_steps, shown=False) as bar:
         return deliver(
-            extractor, classifier, {"target": found}, {"target": 1.0}, source,
+            extractor, classifier, {"target": fitted}, {"target": 1.0}, source,
             steps=DEFAULT.tuning_steps, seed=seed, generator=generator, bar=bar,
         )["target"]  # fmt: skip

@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help=f"exit with 1 if a ratio is above {ROOM:.2f}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = []
+    figures = []
     with flushed_denormals():
         for number in range(arguments.first, arguments.first + arguments.graphs):
             generator = random.Random(f"{arguments.seed} {number}")
@@ -86,13 +86,13 @@ def main() -> int:
             backward = bool(number % 2)
             passes = "forward and backward: " if backward else "forward: "
             figure = ratio(cases, generator=generator, backward=backward)
-            found.append((figure, passes + ", ".join(case.name for case in cases)))
-            print(f"{figure:.3f}  {found[-1][1]}", file=sys.stderr, flush=True)
-    for figure, names in sorted(found):
+            figures.append((figure, passes + ", ".join(case.name for case in cases)))
+            print(f"{figure:.3f}  {figures[-1][1]}", file=sys.stderr, flush=True)
+    for figure, names in sorted(figures):
         sys.stdout.write(f"{figure:.3f}  {names}\n")
-    worst, above = max(found)[0], sum(figure > LARGEST_RATIO for figure, _ in found)
+    worst, above = max(figures)[0], sum(figure > LARGEST_RATIO for figure, _ in figures)
     sys.stdout.write(
-        f"{len(found)} graphs of {OPERATIONS} operations: at most {worst:.3f} of the trial's time, {above} above "
+        f"{len(figures)} graphs of {OPERATIONS} operations: at most {worst:.3f} of the trial's time, {above} above "
         f"{LARGEST_RATIO}; the quantum has room for {ROOM:.2f}\n"
     )
     return 1 if arguments.check and worst > ROOM else 0

@@ -293,7 +293,7 @@ class Figure:
         return all(kind.away().high <= LARGEST_RATIO for kind in self.kinds.values())
 
     @property
-    def found(self) -> bool:
+    def failed(self) -> bool:
         """Whether it is certain that some kind does."""
         return any(kind.away().low > LARGEST_RATIO for kind in self.kinds.values())
 
@@ -457,10 +457,10 @@ def main() -> int:
     sys.stdout.write("from best to worst:\n")
     for figure in figures:
         sys.stdout.write(f"{figure}\n")
-    passed, found = sum(figure.passed for figure in figures), sum(figure.found for figure in figures)
+    passed, failed = sum(figure.passed for figure in figures), sum(figure.failed for figure in figures)
     median = statistics.median(kind.median for figure in figures for kind in figure.kinds.values())
     sys.stdout.write(
-        f"of {len(figures)}, {passed} certainly within {LARGEST_RATIO} for all kinds, {found} certainly not for some; "
+        f"of {len(figures)}, {passed} certainly within {LARGEST_RATIO} for all kinds, {failed} certainly not for some; "
         f"median of all ratios {median:.3f}\n"
     )
     wrong = passed if arguments.planted > 1.0 else len(figures) - passed

@@ -80,11 +80,11 @@ def _measured(
     truth, plan = exact()
     sigma = 0.0 if epsilon is None else sigma_of(rule, epsilon, U)
     noised = y @ U + sigma * rng.normal(size=(N, K))
-    found, noisy = solve(x @ U, noised, dimension=D, sigma=sigma, method=_whole(method))
+    estimate, noisy = solve(x @ U, noised, dimension=D, sigma=sigma, method=_whole(method))
     return {
         "sigma": sigma,
         "noise_to_signal": sigma * math.sqrt(K) / float(np.linalg.norm(y @ U, axis=1).mean()),
-        "relative_error": abs(found - truth) / truth,
+        "relative_error": abs(estimate - truth) / truth,
         "plan_overlap": float(plan.minimum(noisy).sum()),
         "priced": None if epsilon is None else _priced(sigma),
     }

@@ -50,7 +50,7 @@ BACKBONES = {0: 128, 1: 64, 2: 128, 3: 256}
 DEVELOPMENT = (0, 1)
 """Seeds of backbones that choices are made on."""
 EPSILONS = (3.0, 8.0, 1.0)
-WANTED, LEAST_GAIN = (89.0, 93.0), 2.5
+EXPECTED, LEAST_GAIN = (89.0, 93.0), 2.5
 _DELTA = 1e-5
 _TRAINED_ON, _SOURCE, _RECORDS, _FRESH = 15_000, 3000, 1000, 4000
 _CHOSEN_ON = 1000  # fresh records
@@ -89,16 +89,16 @@ class Pair:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    told = {name: commands.add_parser(name) for name in ("choose", "run", "summary")}
+    parsers = {name: commands.add_parser(name) for name in ("choose", "run", "summary")}
     for name in ("choose", "run"):
-        told[name].add_argument("--data-dir", type=Path, required=True)
-        told[name].add_argument("--cache", type=Path, default=CACHE, help="folder that keeps backbones")
-    told["choose"].add_argument("--backbone", type=int, choices=BACKBONES, action="append", help="by default all")
-    told["run"].add_argument("--part", choices=("development", "held-out"), required=True)
-    told["run"].add_argument("--epsilon", type=float, action="append", help="by default 3, 8 and 1")
-    told["run"].add_argument("--minutes", type=float, default=60.0)
-    records.options(told["run"], RESULTS, seeds=(1, 2))  # of draws of records and noise
-    records.options(told["summary"], RESULTS)
+        parsers[name].add_argument("--data-dir", type=Path, required=True)
+        parsers[name].add_argument("--cache", type=Path, default=CACHE, help="folder that keeps backbones")
+    parsers["choose"].add_argument("--backbone", type=int, choices=BACKBONES, action="append", help="by default all")
+    parsers["run"].add_argument("--part", choices=("development", "held-out"), required=True)
+    parsers["run"].add_argument("--epsilon", type=float, action="append", help="by default 3, 8 and 1")
+    parsers["run"].add_argument("--minutes", type=float, default=60.0)
+    records.options(parsers["run"], RESULTS, seeds=(1, 2))  # of draws of records and noise
+    records.options(parsers["summary"], RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "choose":
@@ -116,7 +116,7 @@ def choose(seed: int, data_dir: Path, cache: Path) -> None:
     network = backbone(seed, data_dir, cache)
     teams = {name: team(seed, name, data_dir, cache) for name in SETS}
     with torch.no_grad():
-        known = {name: network(origin.source.images) for name, origin in teams.items()}
+        features_of = {name: network(origin.source.images) for name, origin in teams.items()}
     for target, shift in itertools.product(SETS, SHIFTS):
         held, fresh = hospital(target, shift, 0, data_dir)
         with torch.no_grad():
@@ -127,9 +127,9 @@ def choose(seed: int, data_dir: Path, cache: Path) -> None:
                 continue
             classifier, labels = teams[source].classifier, fresh.labels[:_CHOSEN_ON]
             before = percent(classifier(new), labels)
-            if not WANTED[0] <= before <= WANTED[1]:
+            if not EXPECTED[0] <= before <= EXPECTED[1]:
                 continue
-            exact = self_trained(classifier, known[source], teams[source].source.labels, seen)
+            exact = self_trained(classifier, features_of[source], teams[source].source.labels, seen)
             after = percent(exact(new), labels)
             row = asdict(pair) | {"part": pair.part, "source_only": before, "exact": after}
             row["chosen"] = after - before >= LEAST_GAIN
@@ -155,11 +155,11 @@ def _measured(pair: Pair, draw: int, epsilon: float, data_dir: Path, cache: Path
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of each part and epsilon: means, deviations over runs, and the share of exact self-training's gain."""
-    told = {}
+    rows = {}
     for part, epsilon in itertools.product(("development", "held-out"), sorted(EPSILONS)):
         if some := [run for run in runs if (run["part"], run["epsilon"]) == (part, epsilon)]:
-            told[f"{part}, epsilon {epsilon:g}"] = _row(some)
-    return told
+            rows[f"{part}, epsilon {epsilon:g}"] = _row(some)
+    return rows
 
 
 def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -274,9 +274,9 @@ def backbone(seed: int, data_dir: Path, cache: Path) -> nn.Module:
         nn.MaxPool2d(2), nn.Conv2d(48, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(576, width), nn.ReLU(),
     )  # fmt: skip
-    kept = cache / f"backbone-{seed}.pt"
-    if kept.exists():
-        network.load_state_dict(torch.load(kept, weights_only=True))
+    file = cache / f"backbone-{seed}.pt"
+    if file.exists():
+        network.load_state_dict(torch.load(file, weights_only=True))
         return network.eval()
     data, generator = _parts("mnist", data_dir)[0], torch.Generator().manual_seed(seed)
     count = len(data)
@@ -285,7 +285,7 @@ def backbone(seed: int, data_dir: Path, cache: Path) -> nn.Module:
     seen = Labelled(_warped(data.images, turns, sizes, across), data.labels)
     train_source(network, nn.Linear(width, 10), source_loader(seen, batch_size=128, seed=seed), epochs=4)
     cache.mkdir(parents=True, exist_ok=True)
-    torch.save(network.state_dict(), kept)
+    torch.save(network.state_dict(), file)
     return network.eval()
 
 

@@ -50,16 +50,19 @@ def main() -> None:
             features, seen = extractor(origin.source.images).double(), extractor(target.images).double()
         held, fresh = (seen[:_RECORDS], target.labels[:_RECORDS]), (seen[_RECORDS:], target.labels[_RECORDS:])
         source = _source(features, origin.source.labels, classifier)
-        found = [source.sums.classifier, *(_by_release(source, held[0], epsilon) for epsilon in (1.0, 3.0, 8.0, None))]
+        models = [source.sums.classifier, *(_by_release(source, held[0], epsilon) for epsilon in (1.0, 3.0, 8.0, None))]
         means = torch.stack([held[0][held[1] == c].mean(dim=0) for c in range(source.classes)])
         means = means - torch.stack([features[source.labels == c].mean(dim=0) for c in range(source.classes)])
         rows = torch.nn.functional.normalize(source.sums.axes.weight[1:], dim=1)
         for moves in (means @ rows.T @ rows, means):
-            known = Source(features + moves[source.labels], source.labels, source.sums, source.feature_map)
-            found.append(_learned(known))
-        found.append(_learned(Source(*held, source.sums, source.feature_map)))
+            moved_source = Source(features + moves[source.labels], source.labels, source.sums, source.feature_map)
+            models.append(_learned(moved_source))
+        models.append(_learned(Source(*held, source.sums, source.feature_map)))
         print(
-            "|", " | ".join([str(seed), shift, *(f"{_percent(model, *fresh):.1f}" for model in found)]), "|", flush=True
+            "|",
+            " | ".join([str(seed), shift, *(f"{_percent(model, *fresh):.1f}" for model in models)]),
+            "|",
+            flush=True,
         )
 
 
@@ -75,8 +78,8 @@ def _by_release(source: Source, held: Tensor, epsilon: float | None) -> nn.Modul
     """What is learned of records (n, d) by the noise of this epsilon on each number of their mean, or of none."""
     noise = 1e-4
     if epsilon is not None:
-        told = mock_description(records=len(held), record_shape=(1,), epsilon=epsilon, delta=DELTAS["images"])
-        plan = make_plan(told, _METHOD, epsilon=epsilon)
+        description = mock_description(records=len(held), record_shape=(1,), epsilon=epsilon, delta=DELTAS["images"])
+        plan = make_plan(description, _METHOD, epsilon=epsilon)
         plan = plan.for_model(feature_dimension=source.dimension, gradient_parameters=0)
         assert plan.noise is not None, "known with the model"
         noise = plan.noise
@@ -89,8 +92,8 @@ def _by_release(source: Source, held: Tensor, epsilon: float | None) -> nn.Modul
     return learned(source, moved_fit(source, observed, generator), generator)
 
 
-def _learned(known: Source) -> nn.Module:
-    return learned(known, Shifts.none(known), torch.Generator().manual_seed(0))
+def _learned(source: Source) -> nn.Module:
+    return learned(source, Shifts.none(source), torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()

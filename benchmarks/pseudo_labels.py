@@ -76,13 +76,13 @@ def all_cells() -> list[Cell]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    told = commands.add_parser("run")
-    told.add_argument("--data-dir", type=Path, required=True)
-    told.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
-    told.add_argument("--source", choices=KINDS, action="append", help="only these; by default all")
-    told.add_argument("--shift", action="append", help="only these; by default all")
-    told.add_argument("--minutes", type=float, default=60.0)
-    records.options(told, RESULTS, seeds=SEEDS)
+    run = commands.add_parser("run")
+    run.add_argument("--data-dir", type=Path, required=True)
+    run.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
+    run.add_argument("--source", choices=KINDS, action="append", help="only these; by default all")
+    run.add_argument("--shift", action="append", help="only these; by default all")
+    run.add_argument("--minutes", type=float, default=60.0)
+    records.options(run, RESULTS, seeds=SEEDS)
     records.options(commands.add_parser("summary"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "summary":
@@ -130,9 +130,11 @@ def trained(
     """
     extractor, classifier = parted(origin)
     method = PseudoLabels(least_classes=2) if origin.kind == "tables" else PseudoLabels()
-    told = mock_description(records=len(held), record_shape=tuple(held.images.shape[1:]), epsilon=epsilon, delta=delta)
-    with Hospital(MockCurator(told, records=lambda count: held.images[:count])) as hospital:
-        key = (told, method, tuple(next(classifier.parameters()).shape))
+    description = mock_description(
+        records=len(held), record_shape=tuple(held.images.shape[1:]), epsilon=epsilon, delta=delta
+    )
+    with Hospital(MockCurator(description, records=lambda count: held.images[:count])) as hospital:
+        key = (description, method, tuple(next(classifier.parameters()).shape))
         if key not in _PLANS:  # calibrating the noise takes longer than most of the rest
             _PLANS[key] = hospital.plan(method, epsilon=epsilon, extractor=extractor, classifier=classifier)
         plan = _PLANS[key]
@@ -200,22 +202,22 @@ def self_trained(classifier: nn.Module, features: Tensor, labels: Tensor, target
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Over all cells; over those of untouched sources, by kind, size and epsilon; and of each source."""
-    told = {"all": _row(runs), f"all but {TUNED_ON}": _row([run for run in runs if run["source"] != TUNED_ON])}
+    rows = {"all": _row(runs), f"all but {TUNED_ON}": _row([run for run in runs if run["source"] != TUNED_ON])}
     three = [run for run in runs if run["source"] != TUNED_ON and KINDS[run["source"]] != "tables"]
-    told[f"all but {TUNED_ON}, three classes or more"] = _row(three)
+    rows[f"all but {TUNED_ON}, three classes or more"] = _row(three)
     for epsilon in EPSILONS:
-        told[f"good features, epsilon {epsilon:g}"] = _row(good_features(runs, epsilon))
+        rows[f"good features, epsilon {epsilon:g}"] = _row(good_features(runs, epsilon))
     for kind, numbers in NUMBERS.items():
         for number, epsilon in itertools.product(numbers, EPSILONS):
-            told[f"{kind} but {TUNED_ON}, n {number}, epsilon {epsilon:g}"] = _row(
+            rows[f"{kind} but {TUNED_ON}, n {number}, epsilon {epsilon:g}"] = _row(
                 untouched(runs, kind, number, epsilon)
             )
     of_images = [run for run in runs if KINDS[run["source"]] == "images" and run["source"] != TUNED_ON]
     for shift in sorted({run["shift"] for run in of_images}):
-        told[f"{shift}, images but {TUNED_ON}"] = _row([run for run in of_images if run["shift"] == shift])
+        rows[f"{shift}, images but {TUNED_ON}"] = _row([run for run in of_images if run["shift"] == shift])
     for source in KINDS:
-        told[source] = _row([run for run in runs if run["source"] == source])
-    return told
+        rows[source] = _row([run for run in runs if run["source"] == source])
+    return rows
 
 
 def untouched(runs: Sequence[dict[str, Any]], kind: str, number: int, epsilon: float) -> list[dict[str, Any]]:

@@ -97,8 +97,8 @@ def main() -> None:
 def _jobs(name: str, seed: int, arguments: argparse.Namespace) -> Iterator[Job]:
     everything = load_task(name, data_dir=arguments.data_dir).source
     order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(0))
-    held, kept = order[:_HELD_OUT], order[_HELD_OUT:]
-    task = Task(name, source=everything.part(kept), target=everything.part(held))
+    held, rest = order[:_HELD_OUT], order[_HELD_OUT:]
+    task = Task(name, source=everything.part(rest), target=everything.part(held))
     source = task.source.part(slice(replay.MOST_RECORDS))
 
     @functools.cache
@@ -111,14 +111,14 @@ def _jobs(name: str, seed: int, arguments: argparse.Namespace) -> Iterator[Job]:
         return copy.deepcopy(team().extractor).requires_grad_(False)
 
     @functools.cache
-    def found(proxy: str) -> Fitted:
+    def fit_view(proxy: str) -> Fitted:
         return local.fitted(
             frozen(), source, _target(proxy, task.target).images,
             epsilon=EPSILONS[name], delta=DELTA, seed=seed, records=RECORDS[name],
         )  # fmt: skip
 
     def measured(proxy: str, recipe: Recipe) -> Row:
-        view = found(proxy).view if recipe.fitted else view_for(source.images, torch.ones(2, 1))
+        view = fit_view(proxy).view if recipe.fitted else view_for(source.images, torch.ones(2, 1))
         assert isinstance(view, ImageView)
         view.variation = recipe.variation
         model, target = team(), _target(proxy, task.target)

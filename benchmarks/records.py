@@ -99,8 +99,8 @@ class Rows:
         held = read(self.path)
         left = [(settings, measured) for settings, measured in jobs if not on_file(settings, held)]
         took = [_seconds(row) for settings, _ in left for row in self._stored if on_file(settings, [row])]
-        known = f"those on file took {_minutes(sum(took))}" if any(took) else "the first tells how long they take"
-        print(f"{len(left)} runs, written to {self.path}; {known}", flush=True)
+        on_record = f"those on file took {_minutes(sum(took))}" if any(took) else "the first tells how long they take"
+        print(f"{len(left)} runs, written to {self.path}; {on_record}", flush=True)
         begun = time.monotonic()
         for number, (settings, measured) in enumerate(left):
             since = time.monotonic() - begun
@@ -119,8 +119,8 @@ class Rows:
         for row in self._stored:
             if on_file(settings, [row]):
                 before, now = _flat(row), _flat(figures)
-                told = (f"{name} {now[name]:.4g} (on file {before[name]:.4g})" for name in now if name in before)
-                print(f"  {', '.join(told)}", flush=True)
+                changes = (f"{name} {now[name]:.4g} (on file {before[name]:.4g})" for name in now if name in before)
+                print(f"  {', '.join(changes)}", flush=True)
                 return
 
 
@@ -140,13 +140,13 @@ def written(page: str, path: Path | None) -> None:
 
 def _flat(row: Row, within: str = "") -> dict[str, float]:
     """Numbers of a run by their path."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{within}{name} ")
+            numbers |= _flat(value, f"{within}{name} ")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[f"{within}{name}"] = float(value)
-    return found
+            numbers[f"{within}{name}"] = float(value)
+    return numbers
 
 
 def _seconds(row: Row) -> float:

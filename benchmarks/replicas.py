@@ -139,7 +139,7 @@ def _page(best: dict[str, tuple[int, float]], *, steps: int, rounds: int) -> str
         "# How long a step takes at the ledger",
         "",
         f"A step is begin and finish with a reply of {len(REPLY):,} bytes; nothing is computed. Server and file stand",
-        f"on one machine and disk; every commit is synced. Best of {rounds} rounds (`python -m benchmarks.replicas`),",
+        f"on one machine and disk; every commit is synced. Best of {rounds} rounds",
         f"on {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.0f}.",
         "",
         "| ledger | steps a second | ms for a step of one replica |",
@@ -150,6 +150,8 @@ def _page(best: dict[str, tuple[int, float]], *, steps: int, rounds: int) -> str
     lines += [
         "",
         "Writers take turns, so replicas add little here; what they add is computing.",
+        "",
+        "`python -m benchmarks.replicas`",
         "",
     ]
     return "\n".join(lines)

@@ -98,9 +98,9 @@ def quantiles(
     """Directions (d, k), and quantiles along each at `LEVELS` levels, (levels, k), of a secret sample."""
     _, reply = released("quantiles", SlicedDeclaration(DIRECTIONS, 1.0, coefficients, public), made, labels, epsilon)
     assert isinstance(reply, SlicedReply)
-    told = reply.values.to_numpy() / np.sqrt(min(len(made), MAX_BATCH_SIZE))  # (L, k)
+    values = reply.values.to_numpy() / np.sqrt(min(len(made), MAX_BATCH_SIZE))  # (L, k)
     basis = cosine_basis(LEVELS, coefficients).numpy() * np.sqrt(LEVELS)
-    return directions(reply.seed, D, DIRECTIONS).numpy().astype(np.float64), np.sort(basis @ told, axis=0)
+    return directions(reply.seed, D, DIRECTIONS).numpy().astype(np.float64), np.sort(basis @ values, axis=0)
 
 
 def distributions(
@@ -114,23 +114,23 @@ def distributions(
     )  # fmt: skip
     assert isinstance(declared, DistributionsDeclaration)
     assert isinstance(reply, DistributionsReply)
-    told = Released.of(reply, declared).coefficients[0] / len(made)  # (L, k)
+    shares = Released.of(reply, declared).coefficients[0] / len(made)  # (L, k)
     edges = (np.arange(THRESHOLDS) - THRESHOLDS / 2 + 0.5) * window / THRESHOLDS
     basis = cosine_basis(THRESHOLDS, coefficients).numpy()
     # What each record adds is relative to a record at 0, whose coefficients are public: the sum of both is smooth.
-    above = basis @ (told + (basis.T @ (edges < 0))[:, None])  # (M, k): share of the records above, noised
+    above = basis @ (shares + (basis.T @ (edges < 0))[:, None])  # (M, k): share of the records above, noised
     levels = (np.arange(LEVELS) + 0.5) / LEVELS
     # The noised function need not fall: its levels are brought into order, and so stand for the nearest one that does.
     ordered = np.sort(np.clip(1.0 - above, 0.0, 1.0), axis=0)
-    found = np.stack([np.interp(levels, ordered[:, j], edges) for j in range(ordered.shape[1])], axis=1)
-    return public_directions(0, D, GROUPS * D).numpy(), found, told[0] * window / np.sqrt(THRESHOLDS)
+    quantiles = np.stack([np.interp(levels, ordered[:, j], edges) for j in range(ordered.shape[1])], axis=1)
+    return public_directions(0, D, GROUPS * D).numpy(), quantiles, shares[0] * window / np.sqrt(THRESHOLDS)
 
 
-def shape_error(mapped: np.ndarray, U: np.ndarray, found: np.ndarray) -> float:
+def shape_error(mapped: np.ndarray, U: np.ndarray, quantiles: np.ndarray) -> float:
     """Mean over directions of the first Wasserstein distance from mapped records' law."""
     levels = (np.arange(LEVELS) + 0.5) / LEVELS
     chosen = range(0, U.shape[1], U.shape[1] // 32)  # directions: sorting a million records along each takes a while
-    return float(np.mean([np.abs(found[:, j] - np.quantile(mapped @ U[:, j], levels)).mean() for j in chosen]))
+    return float(np.mean([np.abs(quantiles[:, j] - np.quantile(mapped @ U[:, j], levels)).mean() for j in chosen]))
 
 
 def estimates(
@@ -141,8 +141,8 @@ def estimates(
     for coefficients in (3, 16):
         laws[f"sample, {coefficients}"] = quantiles(made, labels, public, epsilon, coefficients)
     for coefficients in (16, 64):
-        U, found, along_every = distributions(made, labels, public, epsilon, coefficients)
-        laws[f"every record, {coefficients}"] = (U, found)
+        U, values, along_every = distributions(made, labels, public, epsilon, coefficients)
+        laws[f"every record, {coefficients}"] = (U, values)
     _, reply = released("quantiles", SlicedDeclaration(DIRECTIONS, 1.0, 1, public), made, labels, epsilon)
     assert isinstance(reply, SlicedReply)
     V = directions(reply.seed, D, DIRECTIONS).numpy().astype(np.float64)
@@ -169,11 +169,11 @@ def measured(records: int, epsilon: float, seeds: Sequence[int]) -> dict[str, An
         public = FeatureMap(torch.from_numpy(center.astype(np.float32)), torch.full((D,), scale, dtype=torch.float32))
         mapped = torch.cat([public.clipped(part) for part in torch.from_numpy(made).split(65_536)]).numpy()
         mean = mapped.mean(axis=0, dtype=np.float64)
-        found, laws = estimates(made, labels, public, epsilon)
+        estimated, laws = estimates(made, labels, public, epsilon)
         for name, (U, law) in laws.items():
             shapes.setdefault(name, []).append(shape_error(mapped, U, law) / scale)
         tested, kinds = made[:20_000].astype(np.float64), labels[:20_000]
-        for name, one in found.items():
+        for name, one in estimated.items():
             error = (one - mean) / scale
             errors.setdefault(name, []).append(float(np.linalg.norm(error)))
             accuracies.setdefault(name, []).append(_accuracy(tested - shift - error, kinds, means))

@@ -177,8 +177,8 @@ def measured(row: Row, records: int, dimension: int) -> dict[str, float]:
     _, status = os.waitpid(pid, 0)
     if status or not text:
         raise SystemExit(f"{row.title}, {records} records of {dimension}: the measurement ended with status {status}")
-    found: dict[str, float] = json.loads(text)
-    return found
+    figures: dict[str, float] = json.loads(text)
+    return figures
 
 
 def width(row: Row, dimension: int) -> int:
@@ -196,38 +196,38 @@ def measurable(row: Row, dimension: int) -> int:
 
 def cells() -> list[tuple[Row, int, int]]:
     """What is measured."""
-    found = []
+    chosen = []
     for row in ROWS:
         for dimension in DIMENSIONS:
             largest = min(measurable(row, dimension), row.batch or LARGEST)
-            found += [(row, records, dimension) for records in sorted({min(1000, largest), largest})]
+            chosen += [(row, records, dimension) for records in sorted({min(1000, largest), largest})]
     for _, row, records, dimension in PAPER:
         small = 0 < row.batch <= 256  # the paper's own batch is measured as it is
-        found.append((row, records if small else min(records, measurable(row, dimension)), dimension))
-    return found
+        chosen.append((row, records if small else min(records, measurable(row, dimension)), dimension))
+    return chosen
 
 
 def key(row: Row, records: int, dimension: int) -> str:
     return f"{row.mechanism} {row.declare(dimension)!r} {sampled(row, records, dimension)} {dimension}"
 
 
-def known(path: Path) -> dict[str, dict[str, float]]:
+def read_figures(path: Path) -> dict[str, dict[str, float]]:
     return {row["key"]: row for row in read(path)}
 
 
-def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, float]]) -> str:
+def cell(row: Row, records: int, dimension: int, figures: dict[str, dict[str, float]]) -> str:
     """The table's text: seconds, memory."""
     try:
         prepared(row, records, dimension)
     except Refused:
         return "refused"
     count = sampled(row, records, dimension)
-    if (own := found.get(key(row, records, dimension))) is not None:
+    if (own := figures.get(key(row, records, dimension))) is not None:
         return f"{_seconds(own['seconds'])}, {_bytes(own['memory'])}"
     points = [
-        (r, found[key(row, r, d)])
+        (r, figures[key(row, r, d)])
         for kind, r, d in cells()
-        if kind is row and d == dimension and key(row, r, d) in found
+        if kind is row and d == dimension and key(row, r, d) in figures
     ]
     size, own = max(points, key=lambda point: point[0])
     factor = count / sampled(row, size, dimension)
@@ -235,7 +235,7 @@ def cell(row: Row, records: int, dimension: int, found: dict[str, dict[str, floa
     return f"*{_seconds(own['seconds'] * factor)}, {_bytes(memory)}*"
 
 
-def page(found: dict[str, dict[str, float]], dimensions: Sequence[int] = DIMENSIONS) -> str:
+def page(figures: dict[str, dict[str, float]], dimensions: Sequence[int] = DIMENSIONS) -> str:
     """The table for these numbers of features; for all of them, the papers' steps too."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, torch {torch.__version__}"
     lines = [f"Machine: {machine}; other work ran beside. One step at n = 10^6: seconds, memory and bytes of"]
@@ -243,13 +243,13 @@ def page(found: dict[str, dict[str, float]], dimensions: Sequence[int] = DIMENSI
     lines += ["| | " + " | ".join(f"d = {dimension}" for dimension in dimensions) + " |"]
     lines += ["|---|" + "---|" * len(dimensions)]
     for row in ROWS:
-        texts = [f"{cell(row, PRINTED, d, found)}, {reply_bytes(row, PRINTED, d)}" for d in dimensions]
+        texts = [f"{cell(row, PRINTED, d, figures)}, {reply_bytes(row, PRINTED, d)}" for d in dimensions]
         lines.append(f"| {row.title} | " + " | ".join(text.removesuffix(", refused") for text in texts) + " |")
     if dimensions != DIMENSIONS:
         return "\n".join(lines)
     lines += ["", "**The paper's**: one step, and bytes of its reply", "", "| | step | bytes |", "|---|---|---|"]
     for title, row, records, dimension in PAPER:
-        lines.append(f"| {title} | {cell(row, records, dimension, found)} | {reply_bytes(row, records, dimension)} |")
+        lines.append(f"| {title} | {cell(row, records, dimension, figures)} | {reply_bytes(row, records, dimension)} |")
     return "\n".join(lines)
 
 
@@ -303,11 +303,11 @@ def main() -> None:
     if chosen.command == "run":
         Rows(RESULTS, chosen.results).run(({"key": key(*cell)}, functools.partial(_figures, *cell)) for cell in cells())
         return
-    found = known(chosen.results or RESULTS)
+    figures = read_figures(chosen.results or RESULTS)
     if chosen.page is None:
-        print(page(found))
+        print(page(figures))
     else:
-        text = page(found, ON_THE_PAGE)
+        text = page(figures, ON_THE_PAGE)
         before, rest = chosen.page.read_text().split(MARK[0])
         chosen.page.write_text(f"{before}{MARK[0]}\n{text}\n{MARK[1]}{rest.split(MARK[1])[1]}")
 

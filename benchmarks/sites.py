@@ -100,9 +100,11 @@ def dealt(table: Table, folder: Path) -> Dealt:
     values = columns(raw, [str(name) for name in names], categories, public)
     source = TensorDataset(torch.from_numpy(values[public]), torch.from_numpy(labels[public]))
     others = [table.site] if table.site else sorted(set(sites) - {str(table.source)})
-    kept = {str(one): sites == one for one in others if (sites == one).sum() >= LEAST}
+    dealt_sites = {str(one): sites == one for one in others if (sites == one).sum() >= LEAST}
     return Dealt(
-        fitted(values[public], labels[public]), source, {one: (values[at], labels[at]) for one, at in kept.items()}
+        fitted(values[public], labels[public]),
+        source,
+        {one: (values[at], labels[at]) for one, at in dealt_sites.items()},
     )
 
 
@@ -123,17 +125,17 @@ def columns(
             made.append(missing.astype(np.float64))
     whole = np.stack(made, axis=1)
     center, spread = whole[public].mean(axis=0), whole[public].std(axis=0)
-    kept = spread > _RARE
-    units = (whole[:, kept] - center[kept]) / spread[kept]
+    varied = spread > _RARE
+    units = (whole[:, varied] - center[varied]) / spread[varied]
     return np.asarray(np.clip(units, -_LONGEST, _LONGEST).astype(np.float32))
 
 
 def fitted(values: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> nn.Linear:
     """A logistic regression as a linear layer with two scores, whose difference is the log-odds."""
-    found = _search().fit(values, labels).best_estimator_
+    best = _search().fit(values, labels).best_estimator_
     made = nn.Linear(values.shape[1], 2)
     with torch.no_grad():
-        for parameter, of in ((made.weight, found.coef_), (made.bias, found.intercept_[:, None])):
+        for parameter, of in ((made.weight, best.coef_), (made.bias, best.intercept_[:, None])):
             half = torch.from_numpy(of).float() / 2.0
             parameter.copy_(torch.cat([-half, half]).reshape(parameter.shape))
     return made
@@ -179,8 +181,8 @@ def delivered(task: Dealt, site: str, *, epsilon: float, seed: int) -> tuple[dic
     chance = model.predict_proba(torch.from_numpy(values)).double().numpy()
     (report,) = model.reports
     assert report["charged_epsilon"] <= epsilon
-    told = {"outcome": report["outcome"], "finding": report["finding"]}
-    return measured(chance / chance.sum(axis=1, keepdims=True), labels), told
+    outcome = {"outcome": report["outcome"], "finding": report["finding"]}
+    return measured(chance / chance.sum(axis=1, keepdims=True), labels), outcome
 
 
 def jobs(folder: Path, seeds: Sequence[int]) -> Iterator[records.Job]:
@@ -199,29 +201,29 @@ def site_run(task: Dealt, site: str, own: Callable[[], dict[str, float]], *, eps
     values, labels = task.sites[site]
     with torch.no_grad():
         before = measured(torch.softmax(task.start(torch.from_numpy(values)).double(), 1).numpy(), labels)
-    after, told = delivered(task, site, epsilon=epsilon, seed=seed)
-    return {"records": len(labels), "source": before, "delivered": after, "own_labels": own()} | told
+    after, outcome = delivered(task, site, epsilon=epsilon, seed=seed)
+    return {"records": len(labels), "source": before, "delivered": after, "own_labels": own()} | outcome
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over sites and seeds, by table and epsilon, and how many site-runs are worse than the team's model."""
     if not runs:
         raise SystemExit("no results on file; run `python -m benchmarks.sites run` first")
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for table in TABLES:
         for epsilon in EPSILONS:
             own = [one for one in runs if (one["table"], one["epsilon"]) == (table.name, epsilon)]
             if not own:
                 continue
             means = {kind: _means(own, kind) for kind in ("delivered", "source", "own_labels")}
-            told[f"{table.name} {epsilon:g}"] = means.pop("delivered") | means | {
+            figures[f"{table.name} {epsilon:g}"] = means.pop("delivered") | means | {
                 "by_record": _means(own, "delivered", by_record=True),
                 "sites": len({one["site"] for one in own}),
                 "kept": sum(one["outcome"] == "kept" for one in own),
             }  # fmt: skip
     worse = [one["delivered"]["log_loss"] - one["source"]["log_loss"] for one in runs]
     share = sum(value > WORSE for value in worse) / len(worse)
-    return told | {"site_runs": len(worse), "share_worse": share, "worst": max(worse)}
+    return figures | {"site_runs": len(worse), "share_worse": share, "worst": max(worse)}
 
 
 def _means(runs: Sequence[dict[str, Any]], kind: str, *, by_record: bool = False) -> dict[str, float]:
@@ -232,12 +234,12 @@ def _means(runs: Sequence[dict[str, Any]], kind: str, *, by_record: bool = False
     }
 
 
-def lines(told: dict[str, Any]) -> Iterator[str]:
+def lines(figures: dict[str, Any]) -> Iterator[str]:
     """The summary as a table."""
     yield "| table | | accuracy | log-loss | AUC | calibration error |"
     yield "|---|---|---|---|---|---|"
     tables: dict[str, dict[str, Any]] = {}
-    for key, own in told.items():
+    for key, own in figures.items():
         if isinstance(own, dict):
             name, epsilon = key.rsplit(" ", 1)
             tables.setdefault(name, {"team's model": own["source"]})[f"delivered, epsilon {epsilon}"] = own
@@ -246,8 +248,8 @@ def lines(told: dict[str, Any]) -> Iterator[str]:
         for kind, of in rows.items():
             numbers = f"{of['accuracy']:.1f} | {of['log_loss']:.3f} | {of['auc']:.1f} | {of['calibration_error']:.3f}"
             yield f"| {name} | {kind} | {numbers} |"
-    share, worst = 100.0 * told["share_worse"], told["worst"]
-    yield f"\n{told['site_runs']} site-runs; {share:.1f}% worse by more than {WORSE:g}, the worst by {worst:+.4f}"
+    share, worst = 100.0 * figures["share_worse"], figures["worst"]
+    yield f"\n{figures['site_runs']} site-runs; {share:.1f}% worse by more than {WORSE:g}, the worst by {worst:+.4f}"
 
 
 def main() -> None:
@@ -261,8 +263,8 @@ def main() -> None:
     if asked.command == "run":
         records.Rows(RESULTS, asked.results).run(jobs(asked.data_dir, asked.seeds))
         return
-    told = summary(records.read(asked.results or RESULTS))
-    print(json.dumps(told, indent=1) if asked.format == "json" else "\n".join(lines(told)))
+    figures = summary(records.read(asked.results or RESULTS))
+    print(json.dumps(figures, indent=1) if asked.format == "json" else "\n".join(lines(figures)))
 
 
 if __name__ == "__main__":

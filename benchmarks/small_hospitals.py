@@ -63,8 +63,8 @@ def _jobs(releases: Sequence[int]) -> Iterator[Job]:
         fit = fitted(extractor, task.source, task.target.images, epsilon=epsilon, delta=DELTA, seed=release)
         generator = torch.Generator().manual_seed(release)
         given = delivered(extractor, model.classifier, fit, task.source, seed=release, generator=generator)
-        found = accuracy(given.extractor, given.classifier, task.target)
-        return {"accuracy": found, "outcome": given.outcome, "reason": given.reason}
+        reached = accuracy(given.extractor, given.classifier, task.target)
+        return {"accuracy": reached, "outcome": given.outcome, "reason": given.reason}
 
     yield {"epsilon": None}, control
     for epsilon, release in itertools.product(EPSILONS, releases):
@@ -78,14 +78,16 @@ def table(runs: list[dict[str, Any]]) -> str:
     lines += ["|---" * 7 + "|", f"| no release | {control['accuracy']:.1f} (one run) | | | | | |"]
     for epsilon in EPSILONS:
         own = [run for run in runs if run["epsilon"] == epsilon]
-        found, kept = sorted(run["accuracy"] for run in own), sum(run["outcome"] == "kept" for run in own)
-        if not found:
+        reached, unchanged = sorted(run["accuracy"] for run in own), sum(run["outcome"] == "kept" for run in own)
+        if not reached:
             lines.append(f"| {epsilon:g} | not run | | | | | |")
             continue
-        worst = statistics.mean(found[: max(1, len(found) // 10)])
-        below = sum(value < control["accuracy"] for value in found)
-        usual = f"{mean_and_deviation(found)} | {statistics.median(found):.1f}"
-        lines.append(f"| {epsilon:g} | {usual} | {worst:.1f} | {found[0]:.1f} | {below} of {len(found)} | {kept} |")
+        worst = statistics.mean(reached[: max(1, len(reached) // 10)])
+        below = sum(value < control["accuracy"] for value in reached)
+        usual = f"{mean_and_deviation(reached)} | {statistics.median(reached):.1f}"
+        lines.append(
+            f"| {epsilon:g} | {usual} | {worst:.1f} | {reached[0]:.1f} | {below} of {len(reached)} | {unchanged} |"
+        )
     return "\n".join(lines)
 
 

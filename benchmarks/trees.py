@@ -56,14 +56,14 @@ def loaded(path: Path, name: str) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 def tuned(x: Any, y: Any) -> Any:
     """The setting with the least log-loss on a fifth of the source; trained without it."""
     given, held, labels, held_labels = train_test_split(x, y, test_size=0.2, random_state=0)
-    found = []
+    tried = []
     for rate, leaves, l2 in SETTINGS:
         model = HistGradientBoostingClassifier(
             learning_rate=rate, max_leaf_nodes=leaves, l2_regularization=l2, max_iter=1000,
             early_stopping=True, n_iter_no_change=20, random_state=0,
         ).fit(given, labels)  # fmt: skip
-        found.append((log_loss(held_labels, model.predict_proba(held)), len(found), model))
-    return min(found)[2]
+        tried.append((log_loss(held_labels, model.predict_proba(held)), len(tried), model))
+    return min(tried)[2]
 
 
 def measured(name: str, model: Any, x: Any, y: Any) -> None:

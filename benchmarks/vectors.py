@@ -92,9 +92,9 @@ def principal_components(source: Domain, count: int) -> nn.Linear:
     records = torch.from_numpy(source.records).double()
     mean = records.mean(dim=0)
     _, singular, directions = torch.linalg.svd(records - mean, full_matrices=False)
-    kept = directions[: min(count, len(records) - 1)]
-    scale = singular[: len(kept)].square().mean().div(len(records)).sqrt()
-    return _fixed(kept / scale, -(kept @ mean) / scale)
+    components = directions[: min(count, len(records) - 1)]
+    scale = singular[: len(components)].square().mean().div(len(records)).sqrt()
+    return _fixed(components / scale, -(components @ mean) / scale)
 
 
 def _fixed(weight: Tensor, bias: Tensor) -> nn.Linear:

@@ -172,10 +172,10 @@ def main() -> None:
     ]
     with hospital("process") as confined, hospital("in-process") as plain:
         for case in CASES:
-            found = measured({"in-process": plain, "process": confined}, case, arguments.steps)
+            times = measured({"in-process": plain, "process": confined}, case, arguments.steps)
             cells = []
             for kind in (0, 1):
-                without, within = (1000 * found[name][kind] for name in ("in-process", "process"))
+                without, within = (1000 * times[name][kind] for name in ("in-process", "process"))
                 cells.append(f"{without:.1f} | {within:.1f} | {within / without:.2f}")
             lines.append(f"| {case.name} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
@@ -186,10 +186,9 @@ def main() -> None:
             f"Medians of the wall clock, and means of CPU time (curator and worker together), over {arguments.steps} "
             "steps, asked in turn from two curators that differ in `compute.isolation` alone. The papers' LeNet-like "
             "extractor, random records of 28 x 28, 200 directions, no padding, loopback; "
-            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average {load} "
-            "(`python -m benchmarks.worker`).\n\n"
+            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average {load}.\n\n"
         )
-        arguments.page.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
+        arguments.page.write_text(text + "\n".join([*lines, "", "`python -m benchmarks.worker`", ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

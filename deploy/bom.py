@@ -38,15 +38,15 @@ def components(root: Path = ROOT) -> list[Component]:
     Raises:
         ValueError: two locks pin one package at two versions.
     """
-    found: dict[str, tuple[str, set[str]]] = {}
+    pins: dict[str, tuple[str, set[str]]] = {}
     for lock in LOCKS:
         for name, version, digests in _PINNED.findall((root / lock).read_text(encoding="utf-8")):
             version = version.partition("+")[0]
-            known, held = found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), (version, set()))
-            if known != version:
-                raise ValueError(f"{name} is pinned at {known} and, in {lock}, at {version}; run `make lock`")
+            pinned, held = pins.setdefault(re.sub(r"[-_.]+", "-", name).lower(), (version, set()))
+            if pinned != version:
+                raise ValueError(f"{name} is pinned at {pinned} and, in {lock}, at {version}; run `make lock`")
             held |= set(re.findall(r"sha256:([0-9a-f]{64})", digests))
-    return [_component(name, version, held) for name, (version, held) in sorted(found.items())]
+    return [_component(name, version, held) for name, (version, held) in sorted(pins.items())]
 
 
 def listed(root: Path = ROOT) -> str:

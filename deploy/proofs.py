@@ -37,11 +37,11 @@ def read_table(table: Path = TABLE) -> Proofs:
 
 def changed(proofs: Proofs, root: Path = ROOT) -> dict[str, list[str]]:
     """Files that are not as they were when their proof was read, by page."""
-    found = {
+    changes = {
         page: [name for name, digest in files.items() if digest_of(root / name) != digest]
         for page, files in proofs.items()
     }
-    return {page: names for page, names in found.items() if names}
+    return {page: names for page, names in changes.items() if names}
 
 
 def reviewed(proofs: Proofs, pages: set[str], root: Path = ROOT) -> dict[str, dict[str, str]]:
@@ -66,13 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deploy.proofs")
     parser.add_argument("--reviewed", action="store_true", help="write the digests of these pages' files, or of all")
     parser.add_argument("pages", nargs="*", help="names in docs/privacy, such as bracket.md")
-    told, proofs = parser.parse_args(), read_table()
-    if unknown := set(told.pages) - set(proofs):
+    arguments, proofs = parser.parse_args(), read_table()
+    if unknown := set(arguments.pages) - set(proofs):
         parser.error(f"no proofs are listed for {', '.join(sorted(unknown))}; allowed are {', '.join(sorted(proofs))}")
     for page, names in changed(proofs).items():
         print(f"docs/privacy/{page} proves what has changed: {', '.join(names)}")
-    if told.reviewed:
-        TABLE.write_text(as_text(reviewed(proofs, set(told.pages) or set(proofs))), encoding="utf-8")
+    if arguments.reviewed:
+        TABLE.write_text(as_text(reviewed(proofs, set(arguments.pages) or set(proofs))), encoding="utf-8")
 
 
 if __name__ == "__main__":

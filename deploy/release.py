@@ -97,8 +97,8 @@ def rebuilt(revision: str, output: Path, root: Path = ROOT) -> Path:
             sources = Path(folder) / name
             unpack(archived, sources)
             wheels.append(build(sources, sources / "dist", seconds))
-        if found := differences(*wheels):
-            raise ReleaseRefused(f"two builds of {revision} differ in {', '.join(found)}")
+        if differing := differences(*wheels):
+            raise ReleaseRefused(f"two builds of {revision} differ in {', '.join(differing)}")
         output.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(wheels[0], output))
 
@@ -114,9 +114,9 @@ def hold_tag(tag: str, sources: Path) -> None:
         raise ReleaseRefused(f"the tag {tag} is not v{version}, the version in pyproject.toml")
     if version not in sections((sources / CHANGELOG).read_text(encoding="utf-8")):
         raise ReleaseRefused(f"{CHANGELOG} has no section [{version}]: write one from [Unreleased]")
-    kept = bom.LIST.relative_to(ROOT)
-    if (sources / kept).read_text(encoding="utf-8") != bom.listed(sources):
-        raise ReleaseRefused(f"{kept} is not what the locks say: run `make bom`")
+    path = bom.LIST.relative_to(ROOT)
+    if (sources / path).read_text(encoding="utf-8") != bom.listed(sources):
+        raise ReleaseRefused(f"{path} is not what the locks say: run `make bom`")
 
 
 def sections(changelog: str) -> dict[str, list[str]]:
@@ -145,12 +145,12 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
             print(rebuilt(chosen.revision, chosen.output, root))
             return 0
         with tempfile.TemporaryDirectory() as folder:
-            found = differences(rebuilt(chosen.revision, Path(folder), root), chosen.wheel)
+            differing = differences(rebuilt(chosen.revision, Path(folder), root), chosen.wheel)
     except ReleaseRefused as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
-    print("\n".join(f"differs: {name}" for name in found) or f"{chosen.wheel.name}: every byte is the commit's")
-    return 1 if found else 0
+    print("\n".join(f"differs: {name}" for name in differing) or f"{chosen.wheel.name}: every byte is the commit's")
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

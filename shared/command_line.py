@@ -33,7 +33,7 @@ class Commands(click.Group):
         if not self.sections:
             super().format_commands(ctx, formatter)
         for title, names in self.sections.items():
-            known = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
-            room = formatter.width - 6 - max(len(name) for name, _ in known)
+            commands = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
+            room = formatter.width - 6 - max(len(name) for name, _ in commands)
             with formatter.section(title):
-                formatter.write_dl([(name, command.get_short_help_str(room)) for name, command in known])
+                formatter.write_dl([(name, command.get_short_help_str(room)) for name, command in commands])

@@ -78,17 +78,17 @@ class _Environment(EnvSettingsSource):
         given = dict(super()._load_env_vars())
         prefix = self.env_prefix.lower()
         assert issubclass(self.settings_cls, SettingsTree)
-        known = {row.environment.lower() for row in settings_of(self.settings_cls)}
-        meant = {name.replace(_BETWEEN, "_"): name for name in known}
+        environment = {row.environment.lower() for row in settings_of(self.settings_cls)}
+        meant = {name.replace(_BETWEEN, "_"): name for name in environment}
         for name in list(given):
-            if name in meant and name not in known:
+            if name in meant and name not in environment:
                 text = f"write {meant[name].upper()}, with two underscores between section and field"
                 raise SettingsError(f"the environment's {name.upper()} names no setting; {text}")
             # Other single underscores are left alone: Kubernetes makes variables of its own there, of services' names.
-            if not name.startswith(prefix) or _BETWEEN not in name or name in known:
+            if not name.startswith(prefix) or _BETWEEN not in name or name in environment:
                 continue
             target = name.removesuffix(_FROM_FILE)
-            if target == name or target not in known:
+            if target == name or target not in environment:
                 raise SettingsError(f"the environment's {name.upper()} names no setting; `settings` lists all of them")
             if target in given:
                 raise SettingsError(f"both {target.upper()} and {name.upper()} are set; leave one out")
@@ -115,8 +115,8 @@ def setting(default: Any, meaning: str, *, unit: str = "", allowed: str = "", **
         allowed: range or choices, where type and bounds do not tell them.
         bounds: pydantic's, for example ``ge=1``.
     """
-    told: dict[str, Any] = {name: text for name, text in (("unit", unit), ("allowed", allowed)) if text}
-    return Field(default, description=meaning, json_schema_extra=told or None, **bounds)
+    schema: dict[str, Any] = {name: text for name, text in (("unit", unit), ("allowed", allowed)) if text}
+    return Field(default, description=meaning, json_schema_extra=schema or None, **bounds)
 
 
 class SettingsGroup(BaseModel):
@@ -194,29 +194,29 @@ def _from_command_line(overrides: Mapping[str, str]) -> dict[str, Any]:
     return tree
 
 
-def _explained(error: ValidationError, known: Mapping[str, Setting]) -> str:
+def _explained(error: ValidationError, settings: Mapping[str, Setting]) -> str:
     """Everything that is wrong with a tree, in one line, in the words of the settings' own page.
 
     Args:
         error: pydantic's, whose words are Python's.
-        known: the settings by name, as the error's places begin.
+        settings: all of them by name, as the error's places begin.
     """
     lines: dict[str, str] = {}
     for problem in error.errors():
         place = [str(part) for part in problem["loc"]]
         name = ".".join(place) or "settings"
-        row = next((known[tried] for tried in (".".join(place[:2]), *place[:1]) if tried in known), None)
+        row = next((settings[tried] for tried in (".".join(place[:2]), *place[:1]) if tried in settings), None)
         # A problem of a whole group would show all its values.
         got = "" if isinstance(problem["input"], Mapping) else f" is {_given(problem['input'])}"
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, settings, n=1)
             hint = f"; did you mean {near[0]}?" if near else "; `settings` lists all"
             lines[name] = f"{name}: there is no such setting{hint}"
         elif problem["type"] == "missing":
             lines[name] = f"{name} is missing; it has no default"
         elif problem["type"] in ("value_error", "assertion_error"):
-            told = str(problem["msg"]).removeprefix("Value error, ")
-            lines[row.name if row else name] = f"{row.name if row else name}{got}: {told}"
+            message = str(problem["msg"]).removeprefix("Value error, ")
+            lines[row.name if row else name] = f"{row.name if row else name}{got}: {message}"
         elif row is not None and row.allowed:
             unit = f", in {row.unit}" if row.unit else ""
             lines.setdefault(row.name, f"{row.name}{got}; allowed: {row.allowed}{unit}")

@@ -36,9 +36,9 @@ class ClusterRecords:
             '[compute]\ndevice = "cpu"\ntorch_threads = 1\n'
         )
         self.settings = configuration.load(home)
-        self.data, self.found = target.load_for_the_first_time(self.settings.records, home=home)
+        self.data, self.fingerprint = target.load_for_the_first_time(self.settings.records, home=home)
         self.labels = load_labels(self.settings.records, home=home, records=records)
-        self.meant = Meant.here(self.data, digest=self.found.digest, labels=self.labels)
+        self.meant = Meant.here(self.data, digest=self.fingerprint.digest, labels=self.labels)
         torch.manual_seed(0)
         module = torch.nn.Linear(VALUES, 5)
         graph = trace(module, (VALUES,))

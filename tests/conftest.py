@@ -148,11 +148,11 @@ _LOUD = {
 def pytest_terminal_summary(terminalreporter):
     """What was left out is said where nobody can miss it; the workers' own words do not reach the terminal."""
     reports = [report for kind in ("passed", "failed", "error") for report in terminalreporter.stats.get(kind, [])]
-    told = [text for report in reports for name, text in getattr(report, "user_properties", []) if name == "containers"]
-    if told:
+    text = [text for report in reports for name, text in getattr(report, "user_properties", []) if name == "containers"]
+    if text:
         terminalreporter.write_sep("-", "containers")
-        for text in dict.fromkeys(told):
-            terminalreporter.write_line(text)
+        for line in dict.fromkeys(text):
+            terminalreporter.write_line(line)
     reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
     for words, title in _LOUD.items():
         left_out = [reason for reason in reasons if words in reason]

@@ -62,7 +62,7 @@ MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 
 APPLIED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", *MALLOPT}
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
-TOLD = 4000
+REPORT_BYTES = 4000
 """Bytes of a command line that /proc tells of a forked program."""
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
@@ -120,12 +120,12 @@ class _Nursery:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
                 self._connection.sendmsg([len(body).to_bytes(8, "big")], rights)
                 self._connection.sendall(body)
-                told = self._connection.recv(32)
+                number = self._connection.recv(32)
             except OSError:
                 return None
             finally:
                 _libc.prctl(_SUBREAPER, 0, 0, 0, 0)
-        return int(told) if told else None
+        return int(number) if number else None
 
     def move(self, lowest: int) -> None:
         """Gives the connection a number of at least this, out of the way of inherited files."""
@@ -253,7 +253,7 @@ class _Waiting(_Nursery):
                     f"import sys; sys.path.insert(0, {str(TESTS)!r}); import forked_starts as it; it.main({number})"
                 )
                 self._process = subprocess.Popen(
-                    (sys.executable, "-P", "-c", program, " " * TOLD),
+                    (sys.executable, "-P", "-c", program, " " * REPORT_BYTES),
                     env=self.environment,
                     pass_fds=(number,),
                     cwd=TESTS.parent,
@@ -323,21 +323,21 @@ def _awaited(connection: socket.socket) -> tuple[_ProgramStart, list[int]]:
         body, size = b"", int.from_bytes(header, "big")
         while len(body) < size:
             body += connection.recv(size - len(body))
-        numbers, told = os.pipe()
+        numbers, report = os.pipe()
         go, held = os.pipe()
         between = os.fork()
         if between == 0:
             if pid := os.fork():
-                os.write(told, str(pid).encode())
+                os.write(report, str(pid).encode())
                 os._exit(0)
-            for end in (numbers, told, held):
+            for end in (numbers, report, held):
                 os.close(end)
             os.read(go, 1)  # until it is its parent's child
             os.close(go)
             return _ProgramStart(**json.loads(body)), files
         os.waitpid(between, 0)
         pid = os.read(numbers, 32)
-        for end in (numbers, told, go, held, *files):
+        for end in (numbers, report, go, held, *files):
             os.close(end)
         connection.sendall(pid)
 

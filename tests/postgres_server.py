@@ -226,13 +226,13 @@ def _programs() -> Path:
     Raises:
         NoServer: they are not there and cannot be installed.
     """
-    found = _find()
-    if found is None:
+    programs = _find()
+    if programs is None:
         _install()
-        found = _find()
-    if found is None:
+        programs = _find()
+    if programs is None:
         raise NoServer("Debian's package postgresql holds no initdb")
-    return found
+    return programs
 
 
 def _find() -> Path | None:

@@ -68,9 +68,9 @@ class Site:
         self.directory = directory
         labels = {"labels_file": directory / "labels.npy", "classes": CLASSES} if labelled else {}
         labels |= {"unlabelled": "-1"} if unknown else {}
-        known = source(records)[1].numpy()
-        known[:unknown] = -1
-        np.save(directory / "labels.npy", known)
+        numbers = source(records)[1].numpy()
+        numbers[:unknown] = -1
+        np.save(directory / "labels.npy", numbers)
         np.save(directory / "records.npy", source(records)[0].numpy() + np.float32(shift))
         self.home: HomeDirectory = homes.create(
             directory / "home",
@@ -112,7 +112,7 @@ class Site:
     ) -> bool:
         """What `dpswd-curator publish --yes` does; whether it charged."""
         asked = Publishing(self.home, proposal, client)
-        made = asked.kept()
+        made = asked.read_copy()
         if check_out(out, made, purpose=purpose):
             return False
         charged = False

@@ -13,8 +13,8 @@ _SMALL = {"directions": 8, "source_records": 64, "tuning_steps": 20, "points": 2
 def small(name, **settings):
     """The method of this name with few directions, records and updates, where it has such settings."""
     kind = METHODS[name]
-    known = {field.name for field in fields(kind)}
-    return kind(**{key: value for key, value in _SMALL.items() if key in known} | settings)
+    names = {field.name for field in fields(kind)}
+    return kind(**{key: value for key, value in _SMALL.items() if key in names} | settings)
 
 
 def require_all_asked(served, method, steps):
@@ -27,9 +27,9 @@ def require_all_asked(served, method, steps):
 @contextmanager
 def hardly_refusing():
     """In a test of all methods hospitals are small, some of them too small for pseudo-labels to begin."""
-    before = pseudo_labels._LEAST_TOLD
-    pseudo_labels._LEAST_TOLD = 1.0
+    before = pseudo_labels._LEAST_RATIO
+    pseudo_labels._LEAST_RATIO = 1.0
     try:
         yield
     finally:
-        pseudo_labels._LEAST_TOLD = before
+        pseudo_labels._LEAST_RATIO = before

@@ -56,8 +56,8 @@ def write(path: Path) -> None:
         )
         errors = []
         for of in (_autodp, _ours):
-            found = [_extremes(of(setting, sigma), truth) for sigma, truth in truths.items()]
-            errors += [_error(min(low for low, _ in found)), _error(max(high for _, high in found))]
+            extremes = [_extremes(of(setting, sigma), truth) for sigma, truth in truths.items()]
+            errors += [_error(min(low for low, _ in extremes)), _error(max(high for _, high in extremes))]
         costs = [f"{truth[0]:.1e}" for truth in truths.values()]
         named = f"{setting.features}, {setting.directions}, {setting.batch} of {setting.records}"
         rows.append([named, f"{sigmas[0]:g} to {sigmas[-1]:g}", f"{costs[0]} to {costs[-1]}", *errors, f"{charge:.2f}"])
@@ -131,13 +131,13 @@ def _error(error: float) -> str:
 _HEAD = f"""# Theorem 27 by autodp and by dpswd, against the truth
 
 Relative errors of one step's Renyi divergence under Theorem 27 of Wang, Balle and Kasiviswanathan 2019 with the exact
-curve, the lowest and the highest over orders {", ".join(map(str, SHOWN))} and the noises shown
-(`python -m benchmarks.accountant crosscheck`). The truth is computed with {DIGITS} digits by mpmath alone. A dot is an
-error below 1e-8, "none" no finite figure, and bold is too *small* by more than {TOLERANCE:g}: no bound any more.
+curve, the lowest and the highest over orders {", ".join(map(str, SHOWN))} and the noises shown.
+The truth is computed with {DIGITS} digits by mpmath alone. A dot is an error
+below 1e-8, "none" no finite figure, and bold is too *small* by more than {TOLERANCE:g}: no bound any more.
 
 autodp takes the differences by alternating sums, whose terms cancel; dpswd from one-sided moments, sums of positive
 terms: never below the truth, and looser for few directions. "Charge" is the largest part of the true Theorem 27 that is
-charged, the smaller of HYB and C_gamma.
+charged, the smaller of HYB and C_gamma. (`python -m benchmarks.accountant crosscheck`)
 
 So the check that the curator makes of every run (`shared/accounting/crosscheck.py`) compares at orders
 {", ".join(f"{order:g}" for order in ORDERS)}, demands equality at order 2 and, at the others, that dpswd's

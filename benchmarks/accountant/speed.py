@@ -61,7 +61,7 @@ class Ratio:
     theirs: str
     our_time: float
     their_time: float
-    wanted: float | None
+    target: float | None
 
     @property
     def ratio(self) -> float:
@@ -69,7 +69,7 @@ class Ratio:
 
     @property
     def missed(self) -> bool:
-        return self.wanted is not None and self.ratio < self.wanted
+        return self.target is not None and self.ratio < self.target
 
     @property
     def charged(self) -> bool:
@@ -93,6 +93,7 @@ def write(path: Path) -> None:
         _table(ratio for ratio in composition if ratio.charged or ratio.missed),
         _ADMISSION,
         admission,
+        "\n`python -m benchmarks.accountant speed` prints all.",
     ]
     path.write_text("\n".join(page) + "\n", encoding="utf-8")
     print("\n".join([_table(calibration), _table(composition), linearity, admission]))
@@ -208,7 +209,7 @@ class Contender:
     compose: Callable[[Sequence[RunEvent], float], object]
     counts: tuple[int, ...]
     ours: bool = False
-    wanted: float | None = None
+    target: float | None = None
 
     def total(self, sessions: dict[int, list[RunEvent]], delta: float) -> tuple[float, str]:
         """Seconds for 40,000 steps, and the time for each step at each count. Ours start with empty caches."""
@@ -235,14 +236,14 @@ def _as_one_gaussian(steps: Sequence[RunEvent], delta: float) -> float:
 def _composition() -> tuple[list[Ratio], str]:
     autodp = Contender("autodp", contenders.autodp_compose, THEIRS_MEASURED)
     google = Contender("dp_accounting RDP", _gaussian, THEIRS_MEASURED)
-    charges = Contender(LEDGER, _ledger, OURS_MEASURED, ours=True, wanted=100.0)
-    curves = Contender("`wbk27` alone", _theorem_27, OURS_MEASURED, ours=True, wanted=100.0)
-    as_one = Contender("exact, as one release", _as_one_gaussian, OURS_MEASURED, ours=True, wanted=100.0)
+    charges = Contender(LEDGER, _ledger, OURS_MEASURED, ours=True, target=100.0)
+    curves = Contender("`wbk27` alone", _theorem_27, OURS_MEASURED, ours=True, target=100.0)
+    as_one = Contender("exact, as one release", _as_one_gaussian, OURS_MEASURED, ours=True, target=100.0)
     cheap = [replace(them, counts=CHEAP_MEASURED) for them in (autodp, google)]
     problems = [
         (MNIST_USPS, 5.0, 50.0, [charges, curves, autodp]),
         (GAUSSIAN, 20.0, 200.0, [charges, curves, autodp, google]),
-        (FULL_BATCH, 2e3, 2e4, [as_one, replace(charges, wanted=None), *cheap]),
+        (FULL_BATCH, 2e3, 2e4, [as_one, replace(charges, target=None), *cheap]),
     ]
     ratios, lines = [], []
     for setting, low, high, field in problems:
@@ -252,7 +253,7 @@ def _composition() -> tuple[list[Ratio], str]:
             totals[contender], each = contender.total(sessions, setting.delta)
             lines.append([setting.name, contender.label, ", ".join(map(str, contender.counts)), each])
         ratios += [
-            Ratio(setting.name, mine.label, theirs.label, totals[mine], totals[theirs], mine.wanted)
+            Ratio(setting.name, mine.label, theirs.label, totals[mine], totals[theirs], mine.target)
             for theirs in field
             for mine in field
             if mine.ours and not theirs.ours
@@ -270,11 +271,11 @@ def _admission() -> str:
     budget = filter_for(PrivacyBudget(EPSILON, setting.delta), plan)
     part = replace(plan, steps=1)
     session = budget.admit(budget.zero(), budget.price(part))
-    known = []
+    times = []
     for _ in range(2_000):
         begin = time.perf_counter_ns()
         budget.admit(session, budget.price(part))
-        known.append((time.perf_counter_ns() - begin) * 1e-9)
+        times.append((time.perf_counter_ns() - begin) * 1e-9)
     one_step, whole_run, second_opinion = [], [], []
     adaptive = filter_for(PrivacyBudget(EPSILON, setting.delta), part)
     for features, directions in zip(FEATURES, DIRECTIONS, strict=True):
@@ -284,7 +285,7 @@ def _admission() -> str:
         second_opinion.append(_timed(functools.partial(check_with_autodp, run), cold=True))
     base, peak = _peak_memory()
     rows = [
-        ["known parameters: price and admit", _duration(statistics.median(known)), "20 µs", _met(known, 20e-6)],
+        ["known parameters: price and admit", _duration(statistics.median(times)), "20 µs", _met(times, 20e-6)],
         [
             "new (d, k), cold, a step in a session of adaptive charges",
             f"{_duration(statistics.median(one_step))}, worst {_duration(max(one_step))}",
@@ -330,9 +331,9 @@ def _duration(seconds: float) -> str:
 
 _HEAD = f"""# How fast the accountant is
 
-`python -m benchmarks.accountant speed`: processor time of one process on one thread; the contenders take turns, medians
-of {TURNS} count. Ours start with empty caches and get no bracket around the answer; autodp and dp_accounting get one of
-a factor of 4 to 10. Shown is what a curator runs, and in **bold** what was slower than wanted; the command prints all.
+Shown is what a curator runs, and in **bold** what was slower than wanted. Processor time of one process on one thread;
+the contenders take turns, medians of {TURNS} count. Ours start with empty caches and get no bracket around the answer;
+autodp and dp_accounting get one of a factor of 4 to 10.
 """
 
 _CALIBRATION = f"""## Calibrating sigma

@@ -13,8 +13,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the matrices here are tiny
 
 from benchmarks.audit.attacks import Attack
-from benchmarks.audit.faults import FAULTS, HONEST
-from benchmarks.audit.known_means import ATTACKS
+from benchmarks.audit.faults import FAULTLESS, FAULTS
+from benchmarks.audit.means import ATTACKS
 from benchmarks.audit.report import Setup, page
 from benchmarks.audit.trials import Audit, Finding
 from benchmarks.records import MEASURED
@@ -25,10 +25,10 @@ _REUSED = "sample reused across steps"
 
 def seeing(name: str, chosen: Sequence[Attack]) -> list[Attack]:
     """Those attacks that may see a fault."""
-    told = FAULTS[name].attacks
-    if name == HONEST:
+    attacks = FAULTS[name].attacks
+    if name == FAULTLESS:
         return list(chosen)
-    return [one for one in chosen if (one.name in told if told else one.steps == 1)]
+    return [one for one in chosen if (one.name in attacks if attacks else one.steps == 1)]
 
 
 def main() -> None:
@@ -59,11 +59,11 @@ def main() -> None:
     begun = time.monotonic()
     findings: dict[str, list[Finding]] = {}
     for name in arguments.curators:
-        singles = arguments.trials if name == HONEST else arguments.broken_trials
+        singles = arguments.trials if name == FAULTLESS else arguments.broken_trials
 
         def trials(attack: Attack, name: str = name, singles: int = singles) -> int:
             if attack.name == _SAMPLES:
-                return arguments.runs if name in (HONEST, _REUSED) else max(40, arguments.runs // 10)
+                return arguments.runs if name in (FAULTLESS, _REUSED) else max(40, arguments.runs // 10)
             if attack.steps > 1:
                 return max(40, singles // 4)
             # Without a bound by the noise's law the same proof takes twice the trials.
@@ -82,8 +82,8 @@ def main() -> None:
         # After each curator: a long audit that is interrupted has told what it found.
         arguments.page.write_text(page(findings, chosen, setup), encoding="utf-8")
     print(f"wrote {arguments.page}")
-    refuted = [one.attack for one in findings.get(HONEST, []) if one.caught]
-    missed = [name for name, found in findings.items() if name != HONEST and not any(one.caught for one in found)]
+    refuted = [one.attack for one in findings.get(FAULTLESS, []) if one.caught]
+    missed = [name for name, rows in findings.items() if name != FAULTLESS and not any(one.caught for one in rows)]
     if refuted or missed:
         sys.exit(f"the honest curator's claim is refuted by {refuted}; faults that were not caught: {missed}")
 

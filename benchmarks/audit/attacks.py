@@ -4,7 +4,7 @@ D holds n records of value 1; in D' one of them, the canary, is -10,000. The ext
 large that every feature vector is clipped: the canary's features are v/2 in D and -v/2 in D', a replaced record of the
 largest norm that the price allows for. The other records are known to the attacker (they are 1), as the promise allows.
 Where labels are read, all are 0, but for a canary whose label changes as well. Here are the sliced releases;
-`known_means` has those of which the attacker knows the mean.
+`means` has those of which the attacker knows the mean.
 
 Scores are log-likelihood ratios of what was released, D' against D, for the honest mechanism, given the directions U
 that the release publishes. Where a fault needs another statistic, an attack of its own has it.
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.audit.faults import KNOWN_SEED
+from benchmarks.audit.faults import FIXED_SEED
 from dpswd.public_client.curator.values import UploadedExtractor
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.declared import Declared
@@ -121,7 +121,7 @@ class Attack:
         """The unit vector (d,) along which the records' features lie."""
         if self.knows_directions:
             # Whoever knows U before choosing the weights turns k/d into the largest squared singular value of U.
-            left = torch.linalg.svd(directions(KNOWN_SEED, self.features, self.directions).to(torch.float64))[0]
+            left = torch.linalg.svd(directions(FIXED_SEED, self.features, self.directions).to(torch.float64))[0]
             return left[:, 0]
         return torch.full((self.features,), self.features**-0.5, dtype=torch.float64)
 

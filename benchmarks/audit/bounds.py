@@ -122,11 +122,11 @@ def dependence(
     return (at_least + 1) / (permutations + 1)
 
 
-def noise_bound(found: Evidence, scaled: Callable[[float], RunEvent], delta: float) -> float:
+def noise_bound(evidence: Evidence, scaled: Callable[[float], RunEvent], delta: float) -> float:
     """Epsilon at `delta` of the declared mechanism with the largest noise that the evidence allows.
 
     Args:
-        found: what an attack on it proved.
+        evidence: what an attack on it proved.
         scaled: the run with every sigma divided by a factor.
         delta: at which the result is wanted.
     """
@@ -134,9 +134,9 @@ def noise_bound(found: Evidence, scaled: Callable[[float], RunEvent], delta: flo
     def possible(factor: float) -> bool:
         event = scaled(factor)
         return all(
-            found.true_positives <= run_delta(event.step, event.steps, e) + math.exp(e) * found.false_positives
+            evidence.true_positives <= run_delta(event.step, event.steps, e) + math.exp(e) * evidence.false_positives
             for e in _EPSILONS
-            if math.exp(e) * found.false_positives < found.true_positives
+            if math.exp(e) * evidence.false_positives < evidence.true_positives
         )
 
     low, high = 1.0 / _LARGEST_FACTOR, _LARGEST_FACTOR

@@ -70,10 +70,10 @@ class LiveCurator:
         directory.mkdir(parents=True)
         held = directory / "records.npz"
         np.savez(held, records=records.astype(np.float32), labels=labels)
-        told = {"labels_array": "labels", "classes": classes} if classes else {}
+        labelled = {"labels_array": "labels", "classes": classes} if classes else {}
         self._home = homes.create(
             directory / "home",
-            records=RecordsSettings.model_validate({"file": held, "array": "records", **told}),
+            records=RecordsSettings.model_validate({"file": held, "array": "records", **labelled}),
             epsilon=BUDGET,
             delta=delta,
             names=["localhost"],

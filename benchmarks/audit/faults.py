@@ -30,8 +30,8 @@ from dpswd.shared.published_mechanisms.sinkhorn import mechanism as sinkhorn
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from dpswd.shared.seeded_noise import SeededNoise
 
-HONEST = "honest"
-KNOWN_SEED = hashlib.sha256(b"directions that the client asked for").digest()
+FAULTLESS = "honest"
+FIXED_SEED = hashlib.sha256(b"directions that the client asked for").digest()
 
 
 class HalvedNoise(SystemNoise):
@@ -133,7 +133,7 @@ def _points_clipped_one_by_one() -> Iterator[None]:
 
 @contextmanager
 def _directions_of_the_client() -> Iterator[None]:
-    with mock.patch("dpswd.private_curator.serving.server.fresh_seed", return_value=KNOWN_SEED):
+    with mock.patch("dpswd.private_curator.serving.server.fresh_seed", return_value=FIXED_SEED):
         yield
 
 
@@ -141,7 +141,7 @@ def _directions_of_the_client() -> Iterator[None]:
 def _sample_reused() -> Iterator[None]:
     """One sample for all steps of a run."""
     running = threading.local()
-    kept: dict[str, np.ndarray] = {}
+    first: dict[str, np.ndarray] = {}
     answer = release.ReleasePipeline.answer
 
     def remember(self: release.ReleasePipeline, *arguments: object, run_id: str, **options: object) -> object:
@@ -154,7 +154,7 @@ def _sample_reused() -> Iterator[None]:
     def sample(records: int, batch: int) -> np.ndarray:
         fresh = sample_without_replacement(records, batch)
         run = getattr(running, "run", None)  # none while a trial on made records measures the time
-        return fresh if run is None else kept.setdefault(run, fresh)
+        return fresh if run is None else first.setdefault(run, fresh)
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(release.ReleasePipeline, "answer", remember))
@@ -163,7 +163,7 @@ def _sample_reused() -> Iterator[None]:
 
 
 @contextmanager
-def _honest() -> Iterator[None]:
+def _faultless() -> Iterator[None]:
     yield
 
 
@@ -181,7 +181,7 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {
-    HONEST: Fault(_honest),
+    FAULTLESS: Fault(_faultless),
     "noise halved": Fault(_noise_halved),
     "noise quartered": Fault(_noise_quartered),
     "clipped for additions": Fault(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.audit.attacks import Attack
-from benchmarks.audit.faults import HONEST
+from benchmarks.audit.faults import FAULTLESS
 from benchmarks.audit.trials import Finding
 
 
@@ -49,14 +49,14 @@ def page(findings: Mapping[str, Sequence[Finding]], attacks: Sequence[Attack], s
             [(a.name, f"`{a.mechanism}`", a.what, a.records, a.batch, a.steps) for a in attacks],
         ),
         "## The honest curator\n",
-        _findings(findings[HONEST]) if HONEST in findings else "",
+        _findings(findings[FAULTLESS]) if FAULTLESS in findings else "",
     ]
-    broken = {name: found for name, found in findings.items() if name != HONEST}
+    broken = {name: rows for name, rows in findings.items() if name != FAULTLESS}
     if broken:
         rows = []
-        for name, found in broken.items():
-            caught = [one for one in found if one.caught]
-            best = max(found, key=lambda one: one.proved - one.claim.ledger)
+        for name, own in broken.items():
+            caught = [one for one in own if one.caught]
+            best = max(own, key=lambda one: one.proved - one.claim.ledger)
             rows.append(
                 (
                     name,
@@ -79,8 +79,8 @@ def _named(one: Finding) -> str:
     return one.attack if one.score == LIKELIHOOD_RATIO else f"{one.attack} ({one.score})"
 
 
-def _findings(found: Sequence[Finding]) -> str:
-    alone = all(one.dependence is None for one in found)
+def _findings(findings: Sequence[Finding]) -> str:
+    alone = all(one.dependence is None for one in findings)
     rows = [
         (
             _named(one),
@@ -92,7 +92,7 @@ def _findings(found: Sequence[Finding]) -> str:
             *([] if alone else ["-" if one.dependence is None else f"{one.dependence:.2g}"]),
             "**caught**" if one.caught else "no",
         )
-        for one in found
+        for one in findings
     ]
     heads = ["attack", "trials (each side)", "claimed", "exact", "proved", "proved, noise's law", "refuted"]
     return _table(heads if alone else [*heads[:-1], "p", heads[-1]], rows)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.audit.attacks import Attack
 from benchmarks.audit.bounds import Evidence, dependence, divided, evidence, noise_bound
 from benchmarks.audit.curators import LiveCurator, upload
-from benchmarks.audit.faults import HONEST, fault
+from benchmarks.audit.faults import FAULTLESS, fault
 from benchmarks.labelled import HeldRecords, Site
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.public_client.curator.stub import Curator
@@ -126,12 +126,12 @@ class Audit:
                 for neighbour in (False, True)
             ]
             for name in attack.scores:
-                found = self._finding(attack, name, claim, pair, alpha=self.alpha / rows, begun=begun)
-                findings.append(found)
-                law = "" if found.noise is None else f", with the noise's law {found.noise:.2f}"
+                finding = self._finding(attack, name, claim, pair, alpha=self.alpha / rows, begun=begun)
+                findings.append(finding)
+                law = "" if finding.noise is None else f", with the noise's law {finding.noise:.2f}"
                 self.say(
-                    f"{fault_name}: {attack.name} ({name}): epsilon >= {found.free.epsilon:.2f}{law}, "
-                    f"claimed {claim.ledger:.2f}{', CAUGHT' if found.caught else ''} ({found.seconds:.0f} s)"
+                    f"{fault_name}: {attack.name} ({name}): epsilon >= {finding.free.epsilon:.2f}{law}, "
+                    f"claimed {claim.ledger:.2f}{', CAUGHT' if finding.caught else ''} ({finding.seconds:.0f} s)"
                 )
         return findings
 
@@ -183,7 +183,7 @@ class Audit:
                 fault_name=fault_name,
                 labels=labels,
                 classes=attack.classes,
-                process=self.process and fault_name == HONEST,
+                process=self.process and fault_name == FAULTLESS,
             ) as curator:
                 scores = _drive(attack, curator.client, sigma, trials)
             assert curator.ledger_verifies()

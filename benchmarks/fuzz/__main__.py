@@ -75,7 +75,7 @@ class Campaign:
 
     def run(self, inputs: int, *, seconds: float = float("inf")) -> None:
         """Sends as many requests, or as many as fit into the time."""
-        begun = told = time.monotonic()
+        begun = reported = time.monotonic()
         weights = list(SHARES.values())
         for number in range(inputs):
             (kind,) = self._rng.choices(KINDS, weights)
@@ -92,8 +92,8 @@ class Campaign:
                 self.memory[0] = _resident()
             if time.monotonic() - begun > seconds:
                 break
-            if time.monotonic() - told > _REPORT_S:
-                told = time.monotonic()
+            if time.monotonic() - reported > _REPORT_S:
+                reported = time.monotonic()
                 print(f"{number + 1:,} of {inputs:,}, {len(self.findings)} findings", file=sys.stderr, flush=True)
         self.seconds, self.memory[1] = time.monotonic() - begun, _resident()
 

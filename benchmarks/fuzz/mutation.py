@@ -129,8 +129,8 @@ class Mutator:
             values[at] = self._value(field, values[at])
 
     def _part(self, field: Field) -> Message:
-        known = self._parts.get(field.message_type.full_name)
-        return self._rng.choice(known) if known else field.message_type._concrete_class()
+        parts = self._parts.get(field.message_type.full_name)
+        return self._rng.choice(parts) if parts else field.message_type._concrete_class()
 
     def _value(self, field: Field, old: Any) -> Any:
         rng = self._rng
@@ -167,8 +167,8 @@ class Mutator:
                 return self._graph(old)
             if name == "weights" and len(old) > 8:
                 return self._safetensors(old)
-            if known := _inside(name, old):
-                inner = rng.choice(known)
+            if types := _inside(name, old):
+                inner = rng.choice(types)
                 self._mutate(inner)
                 return inner.SerializeToString()
         kind = rng.randrange(6)
@@ -257,16 +257,16 @@ class Mutator:
 
 def _inside(name: str, data: bytes) -> list[Message]:
     """The messages that the bytes of such a field may be."""
-    found = []
+    messages = []
     for kind in _INSIDE.get(name, ()):
         message = kind()
         try:
             message.ParseFromString(data)
         except DecodeError:
             continue
-        found.append(message)
+        messages.append(message)
     # Bytes of another kind leave some of them as unknown fields, or unread.
-    return [message for message in found if not UnknownFieldSet(message)] or found
+    return [message for message in messages if not UnknownFieldSet(message)] or messages
 
 
 def _places(message: Message) -> Iterator[tuple[Message, Field]]:

@@ -32,7 +32,7 @@ UNDECODABLE = "UNDECODABLE"
 SLOWEST_S = 20.0
 """An answer that takes longer counts as a hang; pricing a run of new parameters takes up to a second."""
 
-_KNOWN = {row.reason for row in REASONS} - {"INTERNAL"}
+_NAMED = {row.reason for row in REASONS} - {"INTERNAL"}
 
 
 class Finding(Exception):
@@ -214,7 +214,7 @@ def _refusal(method: str, aborted: _Aborted) -> str:
     status, info = _status(aborted), error_details_pb2.ErrorInfo()
     if not status.details or not status.details[0].Unpack(info):
         raise Finding(f"{method} was refused without ErrorInfo")
-    if info.reason not in _KNOWN:
+    if info.reason not in _NAMED:
         raise Finding(f"{method} was refused with {info.reason}: {status.message}")
     if not status.message:
         raise Finding(f"{method} was refused with {info.reason} and no text")

@@ -95,15 +95,15 @@ def measured(cell: dict[str, Any], data_dir: Path, cache: Path) -> dict[str, Any
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Means over seeds: of delivered models "noise 4000 1", of source models "noise source"; and the worst change."""
-    told: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for shift in dict.fromkeys(row["shift"] for row in rows):
         own = [row for row in rows if row["shift"] == shift]
-        told[f"{shift} source"] = statistics.mean({row["seed"]: row["source"] for row in own}.values())
+        figures[f"{shift} source"] = statistics.mean({row["seed"]: row["source"] for row in own}.values())
         for records, epsilon in dict.fromkeys((row["records"], row["epsilon"]) for row in own):
             alike = [row for row in own if (row["records"], row["epsilon"]) == (records, epsilon)]
-            told[f"{shift} {records} {epsilon:g}"] = statistics.mean(row["delivered"] for row in alike)
-    told["worst"] = min(row["delivered"] - row["source"] for row in rows)
-    return {name: round(value, 2) for name, value in told.items()}
+            figures[f"{shift} {records} {epsilon:g}"] = statistics.mean(row["delivered"] for row in alike)
+    figures["worst"] = min(row["delivered"] - row["source"] for row in rows)
+    return {name: round(value, 2) for name, value in figures.items()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -124,14 +124,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run, told = commands.add_parser("run"), commands.add_parser("summary")
+    run, summarise = commands.add_parser("run"), commands.add_parser("summary")
     options(run, RESULTS, seeds=SEEDS)
-    options(told, RESULTS)
+    options(summarise, RESULTS)
     run.add_argument("--shifts", default=None, help="with commas; these alone")
     run.add_argument("--sizes", default=None, help="such as 4000:1,1000:0.3; these alone")
     run.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     run.add_argument("--cache", type=Path, default=CACHE)
-    told.add_argument("--format", choices=("text", "json"), default="text")
+    summarise.add_argument("--format", choices=("text", "json"), default="text")
     arguments = parser.parse_args()
     if arguments.command == "summary":
         rows = read(arguments.results or RESULTS)

@@ -85,14 +85,14 @@ def shifted(name: str, pool: Labelled, test: Labelled, records: int, seed: int) 
         seed: of the draw and the shift.
     """
     generator = torch.Generator().manual_seed(1000 + seed)
-    kept = torch.ones(10)
+    shares = torch.ones(10)
     if name in FREQUENCIES:
-        kept = FREQUENCIES[name](generator)
-        kept = kept / kept.max()
+        shares = FREQUENCIES[name](generator)
+        shares = shares / shares.max()
 
     def drawn(data: Labelled, count: int) -> Labelled:
         order = torch.randperm(len(data), generator=generator)
-        chosen = order[torch.rand(len(order), generator=generator) < kept[data.labels[order]]][:count]
+        chosen = order[torch.rand(len(order), generator=generator) < shares[data.labels[order]]][:count]
         change = CHANGES.get(name, CHANGES["none"])
         return Labelled(change(data.images[chosen], generator), data.labels[chosen])
 

@@ -105,14 +105,14 @@ def _trained(
 ) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(seed)
     model = nn.Sequential(*made())
-    kept = cache / f"normalisation-{name}-{seed}.pt"
-    if not kept.exists():
+    file = cache / f"normalisation-{name}-{seed}.pt"
+    if not file.exists():
         _train(model, source, epochs)
         cache.mkdir(parents=True, exist_ok=True)
-        fresh = kept.with_suffix(f".{os.getpid()}")
+        fresh = file.with_suffix(f".{os.getpid()}")
         torch.save(model.state_dict(), fresh)
-        fresh.replace(kept)
-    model.load_state_dict(torch.load(kept, weights_only=True))
+        fresh.replace(file)
+    model.load_state_dict(torch.load(file, weights_only=True))
     extractor, classifier = model.eval()
     return extractor, classifier
 

@@ -93,8 +93,8 @@ def heart_table(runs: Sequence[Run]) -> str:
         return f"{_NOT_RUN.capitalize()}."
     rows = []
     for columns, target, epsilon in sorted({(run["columns"], run["target"], run["epsilon"]) for run in runs}):
-        wanted = {"columns": columns, "target": target, "epsilon": epsilon}
-        group = [run for run in runs if on_file(wanted, [run])]
+        settings = {"columns": columns, "target": target, "epsilon": epsilon}
+        group = [run for run in runs if on_file(settings, [run])]
         luck = statistics.mean(run["chance"] for run in group)
         changed = sum(run["changed"] for run in group)
         task = [str(columns), target, str(group[0]["records"])]

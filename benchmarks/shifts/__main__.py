@@ -59,11 +59,11 @@ def main() -> None:
     records.options(battery, RESULTS, seeds=(0, 1, 2))
     records.options(made, COMPOSED, seeds=(0, 1, 2))
     records.options(again, REPEATS, seeds=(0, 1, 2))
-    told = commands.add_parser("summary", help="says what is on file")
-    told.add_argument("--format", choices=["text", "json"], default="text")
+    summarise = commands.add_parser("summary", help="says what is on file")
+    summarise.add_argument("--format", choices=["text", "json"], default="text")
     written = commands.add_parser("write", help="the page of what is on file")
     written.add_argument("--page", type=Path, default=None, help=f"write {PAGE.name} here, and do not print it")
-    for command in (told, written):
+    for command in (summarise, written):
         records.options(command, RESULTS)
     arguments = parser.parse_args()
     if arguments.command in ("run", "composed"):
@@ -71,7 +71,7 @@ def main() -> None:
         results = arguments.results or records.MEASURED / stored.name
         done = {_key(run) for run in read(results)}
         left = (cell for cell in _asked(arguments, cells) if _key(asdict(cell)) not in done)
-        _run(left, arguments, results, {"chosen": any(_wanted(arguments))})
+        _run(left, arguments, results, {"chosen": any(_selection(arguments))})
     elif arguments.command == "repeat":
         results = arguments.results or records.MEASURED / REPEATS.name
         times = Counter(_key(run) for run in read(results))
@@ -96,14 +96,14 @@ def _key(run: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(run[key] for key in ("source", "shift", "records", "epsilon", "seed"))
 
 
-def _wanted(arguments: argparse.Namespace) -> tuple[list[Any] | None, ...]:
+def _selection(arguments: argparse.Namespace) -> tuple[list[Any] | None, ...]:
     """Values of each part of a cell's key; None for any."""
     return arguments.sources, arguments.shifts, arguments.records, arguments.epsilons, arguments.seeds
 
 
 def _asked(arguments: argparse.Namespace, cells: Iterable[Cell]) -> Iterator[Cell]:
     for cell in cells:
-        if all(not own or value in own for own, value in zip(_wanted(arguments), _key(asdict(cell)), strict=True)):
+        if all(not own or value in own for own, value in zip(_selection(arguments), _key(asdict(cell)), strict=True)):
             yield cell
 
 
@@ -123,9 +123,9 @@ def _run(left: Iterator[Cell], arguments: argparse.Namespace, results: Path, sai
                 if (failed := one.exception()) is not None:  # the cells beside it are kept
                     print(f"a cell failed: {failed!r}", file=sys.stderr)
                     continue
-                found = one.result() | said
-                records.append(results, found)
-                print(json.dumps(found), flush=True)
+                row = one.result() | said
+                records.append(results, row)
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

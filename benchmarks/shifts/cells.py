@@ -22,7 +22,7 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit, priors
-from dpswd.public_client.replay.twins import Honest
+from dpswd.public_client.replay.cross_fitting import OutOfFold
 from dpswd.public_client.replay.verdict import Fitted
 
 NUMBERS = (150, 500, 1000, 4000, 10_000)
@@ -130,8 +130,8 @@ def judged(cell: Cell, origin: Origin, target: Labelled) -> dict[str, Any]:
     noise = secrets.token_bytes(32)
     residuals = released(seen, features, epsilon=cell.epsilon, delta=DELTAS[origin.kind], seed=noise)
     with reporting("", fit.VIEW_STEPS, shown=False) as bar:
-        found = fit.find_view(origin.extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
-    given = delivered(origin.extractor, origin.classifier, found, source, seed=cell.seed, generator=generator)
+        fitted = fit.find_view(origin.extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
+    given = delivered(origin.extractor, origin.classifier, fitted, source, seed=cell.seed, generator=generator)
     before = _accuracy(origin.extractor, origin.classifier, target)
     after = _accuracy(given.extractor, given.classifier, target)
     row = asdict(cell) | {
@@ -142,16 +142,20 @@ def judged(cell: Cell, origin: Origin, target: Labelled) -> dict[str, Any]:
         "adapted": round(after, 2),
         "seconds": round(time.monotonic() - begun, 1),
     }
-    if found.class_draws is not None:
-        row["read_on_training_records"] = round(_read_on_training_records(origin, found, found.class_draws, target), 2)
+    if fitted.class_draws is not None:
+        row["read_on_training_records"] = round(
+            _read_on_training_records(origin, fitted, fitted.class_draws, target), 2
+        )
     return row
 
 
 @torch.no_grad()
-def _read_on_training_records(origin: Origin, found: Fitted, draws: Tensor, target: Labelled) -> float:
+def _read_on_training_records(origin: Origin, fitted: Fitted, draws: Tensor, target: Labelled) -> float:
     """Accuracy if gains and costs of other priors were read on the records that the model was trained on."""
     scores = origin.classifier(origin.extractor(origin.source.images))
-    safe = priors.safe_weights(Honest(scores, scores, "of its own"), origin.source.labels, found.class_weights, draws)
+    safe = priors.safe_weights(
+        OutOfFold(scores, scores, "of its own"), origin.source.labels, fitted.class_weights, draws
+    )
     classifier = origin.classifier if safe.weights is None else priors.with_priors(origin.classifier, safe.weights)
     return _accuracy(origin.extractor, classifier, target)
 

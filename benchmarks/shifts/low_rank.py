@@ -57,13 +57,13 @@ _MIXED, _CLASSES = 20, 5  # dimensions and classes of mixtures
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    told = commands.add_parser("run")
-    told.add_argument("--data-dir", type=Path, required=True)
-    told.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
-    told.add_argument("--sources", default=",".join(SOURCES))
-    told.add_argument("--shifts", default="", help="these alone; by default all")
-    records.options(told, RESULTS, seeds=SEEDS)
-    told.add_argument("--minutes", type=float, default=60.0, help="begin no cell after these")
+    run = commands.add_parser("run")
+    run.add_argument("--data-dir", type=Path, required=True)
+    run.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
+    run.add_argument("--sources", default=",".join(SOURCES))
+    run.add_argument("--shifts", default="", help="these alone; by default all")
+    records.options(run, RESULTS, seeds=SEEDS)
+    run.add_argument("--minutes", type=float, default=60.0, help="begin no cell after these")
     records.options(commands.add_parser("summary"), RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "summary":
@@ -148,10 +148,10 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
     def adapted(view: View | None) -> tuple[float, str, str]:
         draws = torch.Generator().manual_seed(cell.seed)
         with reporting("", fit.VIEW_STEPS, shown=False) as bar:
-            found = fit.find_view(
+            fitted = fit.find_view(
                 origin.extractor, origin.source, residuals, learning_rate=RATE, generator=draws, bar=bar, view=view
             )
-        given = delivered(origin.extractor, origin.classifier, found, origin.source, seed=cell.seed, generator=draws)
+        given = delivered(origin.extractor, origin.classifier, fitted, origin.source, seed=cell.seed, generator=draws)
         with torch.no_grad():
             scores = given.classifier(given.extractor(target.images))
         return _percent(scores, target.labels), given.outcome, given.reason

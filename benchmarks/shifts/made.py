@@ -25,8 +25,8 @@ def _rarer(factor: float) -> Shift:
     def shift(data: Labelled, generator: torch.Generator) -> Labelled:
         classes = int(data.labels.max()) + 1
         rare = data.labels >= (classes + 1) // 2
-        kept = ~rare | (torch.rand(len(data), generator=generator) < 1.0 / factor)
-        return data.part(kept)
+        chosen = ~rare | (torch.rand(len(data), generator=generator) < 1.0 / factor)
+        return data.part(chosen)
 
     return shift
 
@@ -134,8 +134,8 @@ def _covariate(data: Labelled, generator: torch.Generator) -> Labelled:
     """Those with a large first column are three times rarer, whatever their class."""
     first = data.images.flatten(1)[:, 0]
     high = first > first.median()
-    kept = ~high | (torch.rand(len(data), generator=generator) < 1.0 / 3.0)
-    return data.part(kept)
+    chosen = ~high | (torch.rand(len(data), generator=generator) < 1.0 / 3.0)
+    return data.part(chosen)
 
 
 def _gains(data: Labelled, generator: torch.Generator) -> Labelled:

@@ -61,18 +61,18 @@ def load(name: str, seed: int, *, data_dir: Path, cache: Path) -> Origin:
     kind, source, pool, elsewhere = _data(name, data_dir)
     torch.manual_seed(seed)
     extractor, classifier, epochs = _model(name, source)
-    kept = cache / f"{name}-{seed}.pt"
-    if kept.exists():
-        states = torch.load(kept, weights_only=True)
+    file = cache / f"{name}-{seed}.pt"
+    if file.exists():
+        states = torch.load(file, weights_only=True)
         extractor.load_state_dict(states["extractor"])
         classifier.load_state_dict(states["classifier"])
     else:
         loader = source_loader(source, batch_size=64, seed=seed)
         train_source(extractor, classifier, loader, epochs=epochs)
         cache.mkdir(parents=True, exist_ok=True)
-        fresh = kept.with_suffix(f".{os.getpid()}")  # several processes may train the same one
+        fresh = file.with_suffix(f".{os.getpid()}")  # several processes may train the same one
         torch.save({"extractor": extractor.state_dict(), "classifier": classifier.state_dict()}, fresh)
-        fresh.replace(kept)
+        fresh.replace(file)
     return Origin(kind, source, pool, elsewhere, extractor.eval(), classifier.eval())
 
 
@@ -158,5 +158,5 @@ def _adult(data_dir: Path) -> Labelled:
     with np.load(data_dir / "adult.npz", allow_pickle=False) as archive:
         records = archive["x"].astype(np.float32)
         label = [i for i, column in enumerate(archive["feature_names"]) if column.startswith("income")]
-        kept = [i for i in range(records.shape[1]) if i not in label]
-        return Labelled(torch.from_numpy(records[:, kept]), torch.from_numpy(archive["y"].astype(np.int64)))
+        columns = [i for i in range(records.shape[1]) if i not in label]
+        return Labelled(torch.from_numpy(records[:, columns]), torch.from_numpy(archive["y"].astype(np.int64)))

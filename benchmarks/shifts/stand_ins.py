@@ -27,8 +27,8 @@ from benchmarks.shifts.sources import Origin, load
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit
+from dpswd.public_client.replay.cross_fitting import CrossFit, OutOfFold
 from dpswd.public_client.replay.priors import SHARES, frequency_gains, prior_weights
-from dpswd.public_client.replay.twins import Honest, Twins
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_stand_ins.jsonl"
 CACHE = Path.home() / ".cache" / "dpswd" / "shifts"
@@ -45,9 +45,9 @@ def main() -> None:
     more.add_argument("--data-dir", type=Path, required=True)
     more.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
     more.add_argument("--minutes", type=float, required=True, help="begin no release after these")
-    told = commands.add_parser("summary", help="what bounds make of them")
+    summarise = commands.add_parser("summary", help="what bounds make of them")
     records.options(more, RESULTS, seeds=range(100))  # of releases
-    records.options(told, RESULTS)
+    records.options(summarise, RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "summary":
         print(summary([row for row in records.read(arguments.results or RESULTS) if row["parts"]]))
@@ -58,12 +58,12 @@ def main() -> None:
     records.Rows(RESULTS, arguments.results).run(jobs, minutes=arguments.minutes)
 
 
-def _own(source: str, seed: int, *, data_dir: Path, cache: Path) -> tuple[Origin, Honest]:
+def _own(source: str, seed: int, *, data_dir: Path, cache: Path) -> tuple[Origin, OutOfFold]:
     origin = load(source, seed, data_dir=data_dir, cache=cache)
-    return origin, Twins(origin.extractor, origin.classifier, origin.source, seed=seed).honest()
+    return origin, CrossFit(origin.extractor, origin.classifier, origin.source, seed=seed).out_of_fold()
 
 
-def _measured(number: int, own: Callable[[str, int], tuple[Origin, Honest]]) -> records.Row:
+def _measured(number: int, own: Callable[[str, int], tuple[Origin, OutOfFold]]) -> records.Row:
     drawn = random.Random(number)
     source, seed = drawn.choice(MODELS)
     row = {
@@ -75,7 +75,7 @@ def _measured(number: int, own: Callable[[str, int], tuple[Origin, Honest]]) -> 
 
 
 @torch.no_grad()
-def release(origin: Origin, honest: Honest, row: dict[str, Any]) -> dict[str, Any]:
+def release(origin: Origin, out_of_fold: OutOfFold, row: dict[str, Any]) -> dict[str, Any]:
     """One release with half of the classes, at random, `rarer`.
 
     Returns:
@@ -86,23 +86,23 @@ def release(origin: Origin, honest: Honest, row: dict[str, Any]) -> dict[str, An
     source, pool = origin.source, origin.pool
     classes = int(source.labels.max()) + 1
     rare = torch.randperm(classes, generator=generator)[: classes // 2]
-    kept = torch.ones(classes).index_fill(0, rare, row["rarer"])
+    shares = torch.ones(classes).index_fill(0, rare, row["rarer"])
     order = torch.randperm(len(pool), generator=generator)
-    order = order[torch.rand(len(order), generator=generator) < kept[pool.labels[order]]][: row["records"]]
+    order = order[torch.rand(len(order), generator=generator) < shares[pool.labels[order]]][: row["records"]]
     target = pool.part(order)
     features, seen = origin.extractor(source.images), origin.extractor(target.images)
     residuals = released(seen, features[: Replay().source_records], epsilon=row["epsilon"], delta=DELTAS[origin.kind])
     with torch.enable_grad(), reporting("", fit.VIEW_STEPS, shown=False) as bar:
-        found = fit.find_view(origin.extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
-    said: dict[str, Any] = {"n": len(target), "outcome": found.outcome, "parts": []}
-    if found.class_draws is None:
+        fitted = fit.find_view(origin.extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
+    said: dict[str, Any] = {"n": len(target), "outcome": fitted.outcome, "parts": []}
+    if fitted.class_draws is None:
         return said
     scores = origin.classifier(seen)
     for share in SHARES:
-        bias = torch.log(prior_weights(found.class_weights, share))
+        bias = torch.log(prior_weights(fitted.class_weights, share))
         gains = [
-            frequency_gains(_changes(own, bias, source.labels), source.labels, found.class_draws)
-            for own in (honest.known, honest.scores)
+            frequency_gains(_changes(own, bias, source.labels), source.labels, fitted.class_draws)
+            for own in (out_of_fold.in_sample, out_of_fold.scores)
         ]
         low = {str(part): round(min(float(one.quantile(part)) for one in gains), 3) for part in QUANTILES}
         gained = float(_changes(scores, bias, target.labels).mean())
@@ -117,18 +117,18 @@ def _changes(scores: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """What each quantile and bound makes of releases whose priors could be corrected."""
-    lines = [f"{len(rows)} releases", "all of it, always: " + _told([row["parts"][0]["gain"] for row in rows])]
+    lines = [f"{len(rows)} releases", "all of it, always: " + _say_gains([row["parts"][0]["gain"] for row in rows])]
     for quantile, bound in itertools.product(QUANTILES, BOUNDS):
         whole, parts = [], []
         for row in rows:
             safe = [part for part in row["parts"] if part["low"][str(quantile)] > -bound]
             parts.append(safe[0]["gain"] if safe else 0.0)
             whole.append(safe[0]["gain"] if safe and safe[0]["share"] == 1.0 else 0.0)
-        lines.append(f"{quantile:.1%} below -{bound}: by parts {_told(parts)}; all or nothing {_told(whole)}")
+        lines.append(f"{quantile:.1%} below -{bound}: by parts {_say_gains(parts)}; all or nothing {_say_gains(whole)}")
     return "\n".join(lines)
 
 
-def _told(gains: list[float]) -> str:
+def _say_gains(gains: list[float]) -> str:
     mean = sum(gains) / max(1, len(gains))
     return f"mean {mean:+.2f}, worst {min(gains, default=0.0):+.1f}, {sum(gain < -1.0 for gain in gains)} below -1"
 

@@ -58,7 +58,7 @@ def battery(runs: list[dict[str, Any]], modality: str) -> Battery:
     gains = [run["adapted"] - run["source_only"] for run in own]
     return Battery(
         cells=len(own),
-        kept=sum(run["outcome"] == "kept" for run in own),
+        retained=sum(run["outcome"] == "kept" for run in own),
         lost=sum(gain < -1.0 for gain in gains),
         worst=round(min(gains), 1),
         median=round(statistics.median(gains), 1),
@@ -142,19 +142,19 @@ def unseen(runs: list[dict[str, Any]]) -> str:
         gains = [_gain(run) for run in own]
         others = [float(run["read_on_training_records"] - run["source_only"]) for run in own]
         lines.append(
-            f"- {title}: {len(own)} cells where other class frequencies explain the release: {_told(gains)}; "
-            f"read on training records alone {_told(others)}."
+            f"- {title}: {len(own)} cells where other class frequencies explain the release: {_say_gains(gains)}; "
+            f"read on training records alone {_say_gains(others)}."
         )
     figures = figures_of(runs)
     lines.append(
-        f"- All {figures['cells']} cells: {_told([_gain(run) for run in runs])}; {figures['kept']} kept, "
+        f"- All {figures['cells']} cells: {_say_gains([_gain(run) for run in runs])}; {figures['kept']} kept, "
         f"{figures['adapted_by_a_view']} by a view, {figures['priors_corrected']} priors corrected."
     )
     named = [run | {"source": "by heart" if run["source"].endswith("by heart") else "as usual"} for run in runs]
     return "\n".join([*lines, "", table(named)])
 
 
-def _told(gains: list[float]) -> str:
+def _say_gains(gains: list[float]) -> str:
     lost = sum(gain < -1.0 for gain in gains)
     return f"{_mean(gains) or 0.0:+.1f} in the mean, {min(gains, default=0.0):+.1f} at worst, {lost} lose over a point"
 
@@ -190,16 +190,16 @@ def composed_table(runs: list[dict[str, Any]]) -> str:
     """
     lines = ["| | releases | changed | mean change of these | worst | lost over 1 |", "|---|---|---|---|---|---|"]
 
-    def told(run: dict[str, Any]) -> float:
+    def certainty(run: dict[str, Any]) -> float:
         return float(run["n"] * run["epsilon"])
 
     groups = {
         "all": runs,
         "a view can express it": [run for run in runs if not composition(run["shift"]).outside],
         "no view can": [run for run in runs if composition(run["shift"]).outside],
-        "n x epsilon below 1,000": [run for run in runs if told(run) < 1000],
-        "1,000 to 10,000": [run for run in runs if 1000 <= told(run) < 10_000],
-        "10,000 and more": [run for run in runs if told(run) >= 10_000],
+        "n x epsilon below 1,000": [run for run in runs if certainty(run) < 1000],
+        "1,000 to 10,000": [run for run in runs if 1000 <= certainty(run) < 10_000],
+        "10,000 and more": [run for run in runs if certainty(run) >= 10_000],
     }
     for title, own in groups.items():
         gains = [_gain(run) for run in own if run["outcome"] != "kept"]

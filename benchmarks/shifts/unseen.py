@@ -162,10 +162,12 @@ def _tilted(data: Labelled, generator: torch.Generator) -> Labelled:
 def _first_only(data: Labelled, generator: torch.Generator) -> Labelled:
     """One class in three, chosen at random, and at least two."""
     classes = int(data.labels.max()) + 1
-    kept = torch.zeros(classes).index_fill(0, torch.randperm(classes, generator=generator)[: max(2, classes // 3)], 1.0)
+    shares = torch.zeros(classes).index_fill(
+        0, torch.randperm(classes, generator=generator)[: max(2, classes // 3)], 1.0
+    )
     if classes == 2:
-        kept = torch.tensor([1.0, 0.05])
-    return _thinned(data, kept[data.labels], generator)
+        shares = torch.tensor([1.0, 0.05])
+    return _thinned(data, shares[data.labels], generator)
 
 
 def _covariate(data: Labelled, generator: torch.Generator) -> Labelled:
@@ -227,13 +229,13 @@ def _duplicates(data: Labelled, generator: torch.Generator) -> Labelled:
 def _subgroup(data: Labelled, generator: torch.Generator) -> Labelled:
     """Of half of the classes one side alone comes, along the class's first principal axis."""
     flat, classes = data.images.flatten(1), int(data.labels.max()) + 1
-    kept = torch.ones(len(data))
+    shares = torch.ones(len(data))
     for number in torch.randperm(classes, generator=generator)[: (classes + 1) // 2].tolist():
         own = (data.labels == number).nonzero()[:, 0]
         centred = flat[own] - flat[own].mean(dim=0)
         axis = torch.linalg.eigh(centred.T @ centred)[1][:, -1]
-        kept[own[centred @ axis > 0.0]] = 0.0
-    return _thinned(data, kept, generator)
+        shares[own[centred @ axis > 0.0]] = 0.0
+    return _thinned(data, shares, generator)
 
 
 def _stranger(data: Labelled, generator: torch.Generator) -> Labelled:
@@ -290,9 +292,9 @@ def main() -> None:
     more.add_argument("--minutes", type=float, required=True, help="begin no cell after these")
     more.add_argument("--sources", default=None, help="with commas; these alone")
     more.add_argument("--shifts", default=None, help="these alone")
-    told = commands.add_parser("summary", help="what is on file")
+    summarise = commands.add_parser("summary", help="what is on file")
     records.options(more, RESULTS, seeds=sorted({cell.seed for cell in cells()}))
-    records.options(told, RESULTS)
+    records.options(summarise, RESULTS)
     arguments = parser.parse_args()
     if arguments.command == "summary":
         print(unseen(records.read(arguments.results or RESULTS)))

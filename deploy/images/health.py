@@ -33,7 +33,7 @@ def main() -> str:
     certificates = home / "certificates"
     try:
         port = (home / "address").read_text(encoding="ascii").strip().rpartition(":")[2]
-        issued, key = CertificateAuthority(certificates).make_client(name="health-check", days=VALID_DAYS, kept=False)
+        issued, key = CertificateAuthority(certificates).make_client(name="health-check", days=VALID_DAYS, store=False)
         authority = (certificates / CA_CERTIFICATE).read_bytes()
         name = server_name((certificates / SERVER_CERTIFICATE).read_bytes())
     except (OSError, DpswdError) as error:

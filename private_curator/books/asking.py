@@ -39,14 +39,14 @@ class ClientActs(RunActs[Register]):
         Raises:
             LedgerUnavailable: retry later.
         """
-        known = self._books.quanta.get(work)  # it never changes, so no step looks into the database for it
-        if known is None:
+        quantum = self._books.quanta.get(work)  # it never changes, so no step looks into the database for it
+        if quantum is None:
             self.serve()
             with self._transaction("quantum") as transaction:
-                known = transaction.books.quanta.get(work, milliseconds)
+                quantum = transaction.books.quanta.get(work, milliseconds)
                 if work not in transaction.books.quanta:
-                    transaction.append(Kind.QUANTUM_FIXED, {"work": work, "milliseconds": known})
-        return known
+                    transaction.append(Kind.QUANTUM_FIXED, {"work": work, "milliseconds": quantum})
+        return quantum
 
     def request_budget(self, *, client: str, epsilon: float, purpose: str) -> BudgetRequest:
         """Keeps a client's request for more epsilon until the operator decides it.

@@ -99,43 +99,43 @@ def verify_file(
         LedgerUnavailable: it cannot be read at all.
     """
     location = as_location(where)
-    kept = tuple(receipts)
+    held = tuple(receipts)
     with location.reading() as connection:
         (total,) = connection.execute("SELECT count(*) FROM entries").fetchone()
         progress(0, total)
         findings = [inconsistent(text) for text in location.defects(connection)]
-        chain, wanted = ChainCheck(public_key, every_signature=False), {receipt.seq for receipt in kept}
+        chain, numbers = ChainCheck(public_key, every_signature=False), {receipt.seq for receipt in held}
         books, derivation, hashes = Register(accounting), Derivation(connection), {}
         last, length, count = None, 0, 0
         processes = processes_for(total) if every_signature else 0
         with SignatureCheck(public_key, processes=processes) as signatures:
-            for seq, found in _read(connection):
-                if isinstance(found, Finding):
-                    findings.append(found)
+            for seq, entry in _read(connection):
+                if isinstance(entry, Finding):
+                    findings.append(entry)
                     continue
-                last, length, count = found, max(length, found.seq), count + 1
+                last, length, count = entry, max(length, entry.seq), count + 1
                 if count % PROGRESS_EACH == 0:
                     progress(count, total)
-                findings += chain.follow(found)
+                findings += chain.follow(entry)
                 if every_signature:
-                    signatures.take(found.seq, found.statement, found.signature)
-                if found.seq in wanted:
-                    hashes[found.seq] = found.hash
+                    signatures.take(entry.seq, entry.statement, entry.signature)
+                if entry.seq in numbers:
+                    hashes[entry.seq] = entry.hash
                 try:
-                    if found.kind == Kind.RUN_OPENED:
-                        findings += _check_charge(books, found)
-                    for run in found.payload["runs"] if found.kind == Kind.COPIES_COUNTED else ():
-                        findings += _check_prices(books, found, run)
-                    derivation.apply(seq, found, books)
-                    books.apply(found)
+                    if entry.kind == Kind.RUN_OPENED:
+                        findings += _check_charge(books, entry)
+                    for run in entry.payload["runs"] if entry.kind == Kind.COPIES_COUNTED else ():
+                        findings += _check_prices(books, entry, run)
+                    derivation.apply(seq, entry, books)
+                    books.apply(entry)
                 except (KeyError, TypeError, LedgerCorrupt) as error:
                     text = f"it is not allowed where it stands: {error}"
-                    findings.append(finding_at(Tampering.UNLAWFUL, found, text))
+                    findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
             if last is not None and not every_signature:
                 signatures.take(last.seq, last.statement, last.signature)
             findings += [_unsigned(seq) for seq in signatures.wrong()]
         progress(count, total)
-        findings += hold_receipts(kept, hashes, length, public_key)
+        findings += hold_receipts(held, hashes, length, public_key)
         findings += derivation.findings()
     if books.public_key != public_key.hex():
         text = "the first entry does not name the public key that was given"

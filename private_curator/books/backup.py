@@ -49,8 +49,8 @@ class Loss:
 
     def __str__(self) -> str:
         """One sentence for the operator."""
-        known = f"{len(self.entries)} entries would be forgotten, among them the charges of {len(self.runs)} runs"
-        return known + (f"; more may be: {self.unknown}" if self.unknown else "")
+        text = f"{len(self.entries)} entries would be forgotten, among them the charges of {len(self.runs)} runs"
+        return text + (f"; more may be: {self.unknown}" if self.unknown else "")
 
 
 def restore(

@@ -176,9 +176,9 @@ class Derivation:
     def _request(self, seq: int, payload: Mapping[str, Any], *, step: int) -> int:
         """Takes a request's id; returns the attempts that its row states."""
         mark = payload["client"], payload["request_id"]
-        known = hashlib.blake2b(repr(mark).encode(), digest_size=16).digest()
-        require(known not in self._used_ids, "a request id is used once")
-        self._used_ids.add(known)
+        digest = hashlib.blake2b(repr(mark).encode(), digest_size=16).digest()
+        require(digest not in self._used_ids, "a request id is used once")
+        self._used_ids.add(digest)
         row = self._request_rows.of(seq)
         if not row or row[:5] != (*mark, payload["digest"], payload["run"], step) or (step == 0 and row[5] != 0):
             self._request_rows.disagrees(seq)

@@ -67,9 +67,9 @@ class Heads:
                 entry, self._newest = self._newest, None
             if entry is None:
                 return
-            for told in (self._append, self._log_it, self._run_command):
+            for publish in (self._append, self._log_it, self._run_command):
                 try:
-                    told(entry.to_json())
+                    publish(entry.to_json())
                 except (OSError, subprocess.SubprocessError) as error:
                     _log.warning("entry %d of the ledger could not be told: %s", entry.seq, type(error).__qualname__)
 

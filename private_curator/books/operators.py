@@ -149,11 +149,11 @@ class Operator:
     def wish(self, act: str, arguments: Mapping[str, Any], *, reason: str, ledger: str, time: str) -> dict[str, Any]:
         """What this operator wants, signed, for another one to do."""
         assert self.key is not None
-        wanted = {
+        fields = {
             "operator": self.name, "credential": self.credential, "act": act, "arguments": arguments, "reason": reason,
             "time": time, "ledger": ledger, "nonce": secrets.token_hex(16),
         }  # fmt: skip
-        return {**wanted, "signature": self.key.sign(_WISH + canonical_json(wanted)).hex()}
+        return {**fields, "signature": self.key.sign(_WISH + canonical_json(fields)).hex()}
 
 
 class Enrolled:

@@ -27,9 +27,9 @@ def place_of(file: Path, *, named: Path) -> Place:
     return {"inode": file.stat().st_ino, "born": _born(file), "machine": _machine(named)}
 
 
-def elsewhere(stated: Place, found: Place) -> bool:
+def elsewhere(stated: Place, actual: Place) -> bool:
     """Whether two places differ in something that both tell."""
-    return any(None not in (value, found.get(name)) and value != found[name] for name, value in stated.items())
+    return any(None not in (value, actual.get(name)) and value != actual[name] for name, value in stated.items())
 
 
 def _born(file: Path) -> int | None:
@@ -37,12 +37,12 @@ def _born(file: Path) -> int | None:
 
     It is not opened: to close it would end SQLite's locks on it.
     """
-    told = ctypes.create_string_buffer(256)
+    buffer = ctypes.create_string_buffer(256)
     statx = getattr(ctypes.CDLL(None), "statx", None)
-    if statx is None or statx(_AT_FDCWD, os.fsencode(file), 0, _STATX_BTIME, told):
+    if statx is None or statx(_AT_FDCWD, os.fsencode(file), 0, _STATX_BTIME, buffer):
         return None
-    (mask,) = struct.unpack_from("=I", told)
-    seconds, nanoseconds = struct.unpack_from("=qI", told, 80)
+    (mask,) = struct.unpack_from("=I", buffer)
+    seconds, nanoseconds = struct.unpack_from("=qI", buffer, 80)
     return seconds * 10**9 + nanoseconds if mask & _STATX_BTIME else None
 
 

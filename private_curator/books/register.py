@@ -154,7 +154,7 @@ class Register(Books):
     def _certificate_revoked(self, payload: Mapping[str, Any]) -> None:
         client, gone = self.clients[payload["client"]], payload["fingerprint"]
         require(gone in client.fingerprints, "only a certificate that counts is withdrawn")
-        left = tuple(known for known in client.fingerprints if known != gone)
+        left = tuple(each for each in client.fingerprints if each != gone)
         self.clients[client.name] = replace(client, fingerprint=left[-1] if left else "", others=left[:-1])
 
     def _quantum_fixed(self, payload: Mapping[str, Any]) -> None:

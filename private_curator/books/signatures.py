@@ -69,10 +69,10 @@ class SignatureCheck:
         Raises:
             LedgerUnavailable: a process that checks them has ended.
         """
-        told = [process.communicate()[0] for process in self._processes]
+        outputs = [process.communicate()[0] for process in self._processes]
         if any(process.returncode for process in self._processes):
             raise _ended()
-        return sorted([*self._wrong, *(int(number) for numbers in told for number in numbers.split())])
+        return sorted([*self._wrong, *(int(number) for numbers in outputs for number in numbers.split())])
 
     def __enter__(self) -> SignatureCheck:
         return self

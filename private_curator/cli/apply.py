@@ -82,9 +82,9 @@ def _records(file: Path | None, home: Path | None, chosen: dict[str, Any]) -> tu
     if file is None and not given:
         return own, home
     # Other records, read as the curator's own; their labels, if there are any, must be named anew.
-    kept = own.model_dump(exclude={"labels_array", "labels_file", "name", "file"}, exclude_defaults=True)
+    saved = own.model_dump(exclude={"labels_array", "labels_file", "name", "file"}, exclude_defaults=True)
     fresh = reading(file or home / own.file, **chosen)
-    fields = kept | fresh.model_dump(exclude_defaults=True)
+    fields = saved | fresh.model_dump(exclude_defaults=True)
     return RecordsSettings.checked("records", fields), home
 
 

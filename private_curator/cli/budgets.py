@@ -106,8 +106,8 @@ def _lower(books: Ledger, epsilon: float, delta: float | None, *, reason: str) -
     from dpswd.private_curator.operator import acts
 
     status = books.status()
-    wanted = acts.stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
-    books.lower_budget(wanted, reason=reason)
+    target = acts.stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
+    books.lower_budget(target, reason=reason)
     click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 

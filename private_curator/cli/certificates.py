@@ -33,7 +33,7 @@ def approve(
     epsilon: float | None,
     delta: float | None,
     replace: bool,
-    told: str | None,
+    fingerprint: str | None,
     renew: bool,
 ) -> None:
     """Signs FILE: a new client's request (client.csr), or a client's renewal (client.renewal).
@@ -44,9 +44,9 @@ def approve(
     """
     if not file.is_file():
         raise SettingsError(f"{file} does not exist; the client makes it with `dpswd-client init`, or `certificate`")
-    if told is None and sys.stdin.isatty() and file.read_bytes().lstrip().startswith(b"-----BEGIN"):
-        told = str(click.prompt("The request's fingerprint, as the team told it over another way", err=True))
-    issued, known = acts.approve_certificate(
+    if fingerprint is None and sys.stdin.isatty() and file.read_bytes().lstrip().startswith(b"-----BEGIN"):
+        fingerprint = str(click.prompt("The request's fingerprint, as the team told it over another way", err=True))
+    issued, renewed = acts.approve_certificate(
         home,
         file.read_bytes(),
         days=days,
@@ -54,9 +54,9 @@ def approve(
         delta=delta,
         renew=renew,
         replace=replace,
-        told=told,
+        fingerprint=fingerprint,
     )
-    title = f"Client {issued.name} has a further certificate" if known else f"Client {issued.name} added"
+    title = f"Client {issued.name} has a further certificate" if renewed else f"Client {issued.name} added"
     hand_out(home, issued, None, out=out, title=title)
 
 

@@ -25,8 +25,8 @@ _SHORT = ("name", "state", "share", "epsilon_spent", "epsilon_remaining", "runs"
 
 def credentials_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--out`` and ``--days`` of the credentials that a client gets, and ``--replace``."""
-    told = "The client's old certificates stop counting at once: a key may have leaked."
-    command = click.option("--replace", is_flag=True, help=told)(command)
+    note = "The client's old certificates stop counting at once: a key may have leaked."
+    command = click.option("--replace", is_flag=True, help=note)(command)
     days = click.option("--days", type=click.IntRange(1, 3650), default=LEAF_DAYS, show_default=True, help="Validity.")
     directory = click.Path(path_type=Path, file_okay=False)
     return click.option("--out", required=True, type=directory, help="Where the credentials go.")(days(command))
@@ -70,7 +70,7 @@ def add(
         share = share_of(ledger, epsilon=epsilon, delta=delta)
         check_no_key(out)
         issued, key = home.authority.make_client(name=name, days=days)
-        register(ledger, name, issued.fingerprint, share, known=renew, replace=replace)
+        register(ledger, name, issued.fingerprint, share, exists=renew, replace=replace)
     title = f"Client {name} has a further certificate" if renew else f"Client {name} added"
     hand_out(home, issued, key, out=out, title=title)
 
@@ -124,30 +124,30 @@ def clients(
     with home.open_ledger() as books:
         if pause:
             books.pause_client(name, reason=reason)
-            told = f"client {name} is paused: nothing new is released to it"
+            message = f"client {name} is paused: nothing new is released to it"
         elif resume:
             books.resume_client(name, reason=reason)
-            told = f"client {name} is active again"
+            message = f"client {name} is active again"
         elif share is not None:
             books.set_share(name, budget_of(books, epsilon=share, delta=delta), reason=reason)
-            told = f"the share of {name} is set"
+            message = f"the share of {name} is set"
         elif cap is not None:
             # By the curator's clock: it promises nothing to the persons in the data set.
             books.set_cap(name, cap or None, reason=reason)
-            told = f"{name} may spend epsilon {cap:g} a day" if cap else f"the daily cap of {name} is taken away"
+            message = f"{name} may spend epsilon {cap:g} a day" if cap else f"the daily cap of {name} is taken away"
         elif revoke_certificate is not None:
-            counting = [each for known in books.clients() if known.name == name for each in known.fingerprints]
+            counting = [each for client in books.clients() if client.name == name for each in client.fingerprints]
             revoke_certificate = full_id(revoke_certificate, counting)
             books.revoke_certificate(name, revoke_certificate, reason=reason)
-            told = f"the certificate {revoke_certificate} of {name} is withdrawn"
+            message = f"the certificate {revoke_certificate} of {name} is withdrawn"
         else:
             books.revoke_client(name, reason=reason)
-            told = f"client {name} is revoked"
-    click.echo(told)
+            message = f"client {name} is revoked"
+    click.echo(message)
 
 
 def _show(home: HomeDirectory, name: str | None) -> None:
-    rows = [_row(known) for known in record_of(home).clients]
+    rows = [_row(client) for client in record_of(home).clients]
     if name is None:
         show(
             rows,
@@ -155,27 +155,27 @@ def _show(home: HomeDirectory, name: str | None) -> None:
             short=_SHORT,
         )
     else:
-        found = next((row for row in rows if row["name"] == name), None)
-        if found is None:
+        row = next((row for row in rows if row["name"] == name), None)
+        if row is None:
             raise GrantNotHeld(f"no client {name!r} was ever added; `dpswd-curator clients` shows who was")
-        show(found, title=f"Client {name}")
+        show(row, title=f"Client {name}")
     explain(WHY_COUNTS_DIFFER)
 
 
-def _row(known: ClientFacts) -> dict[str, Any]:
+def _row(client: ClientFacts) -> dict[str, Any]:
     return {
-        "name": known.name,
-        "state": known.state,
-        "share": known.share,
-        "share_delta": known.share_delta,
-        "epsilon_spent": known.spent,
-        "epsilon_remaining": known.remaining,
-        "runs": known.runs,
-        "daily_cap": known.daily_cap,
-        "spent_today": known.spent_today,
-        "refusals": known.refusals,
-        "last_seen": known.last_seen,
-        "fingerprint": known.certificates[-1].fingerprint if known.certificates else "",
+        "name": client.name,
+        "state": client.state,
+        "share": client.share,
+        "share_delta": client.share_delta,
+        "epsilon_spent": client.spent,
+        "epsilon_remaining": client.remaining,
+        "runs": client.runs,
+        "daily_cap": client.daily_cap,
+        "spent_today": client.spent_today,
+        "refusals": client.refusals,
+        "last_seen": client.last_seen,
+        "fingerprint": client.certificates[-1].fingerprint if client.certificates else "",
     }
 
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dpswd.private_curator.books.operators import Operator, checked_operator
 from dpswd.private_curator.cli.showing import chosen_format
-from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -84,7 +84,7 @@ def name_options(section: str) -> None:
 
 
 def _as_typed(text: str, options: Mapping[str, str]) -> str:
-    return re.sub(r"\b\w+(?:\.|: )\w+\b", lambda found: options.get(found[0], found[0]), text)
+    return re.sub(r"\b\w+(?:\.|: )\w+\b", lambda match: options.get(match[0], match[0]), text)
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def verifying() -> Iterator[VerificationProgress]:
     """Shows on standard error how far a ledger's verification is: a bar on a terminal, else a line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Told(functools.partial(click.echo, err=True))
+        yield ProgressReporter(functools.partial(click.echo, err=True))
         return
     columns = (TextColumn("verifying the ledger"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as shown:
@@ -215,13 +215,13 @@ def chosen_act(**acts: object) -> str | None:
     return names[0] if names else None
 
 
-def full_id(given: str, known: Iterable[str]) -> str:
+def full_id(given: str, ids: Iterable[str]) -> str:
     """The one id that begins with the given digits, at least `LEAST_DIGITS`; where none does, what was given.
 
     Raises:
         InvalidValue: several do.
     """
-    begun = [each for each in known if len(given) >= LEAST_DIGITS and each.startswith(given.lower())]
+    begun = [each for each in ids if len(given) >= LEAST_DIGITS and each.startswith(given.lower())]
     if len(begun) > 1:
         raise errors.InvalidValue(f"{len(begun)} ids begin with {given!r}; give more digits")
     return begun[0] if begun else given
@@ -240,14 +240,14 @@ def field_option(
     group: type[SettingsGroup], field: str, flag: str = "", *, note: str = "", **attributes: Any
 ) -> Callable[[_F], _F]:
     """An option of a setting's type and meaning, and a note; arrives as None where it is left out."""
-    known = group.model_fields[field]
+    info = group.model_fields[field]
     kind: Any = None
-    if get_origin(known.annotation) is Literal:
-        kind = click.Choice(get_args(known.annotation))
-    elif known.annotation == Path | None:
+    if get_origin(info.annotation) is Literal:
+        kind = click.Choice(get_args(info.annotation))
+    elif info.annotation == Path | None:
         kind = click.Path(path_type=Path, dir_okay=False, resolve_path=True)
     name = flag or f"--{field.replace('_', '-')}"
-    return click.option(name, type=kind, default=None, help=f"{known.description}  {note}".strip(), **attributes)
+    return click.option(name, type=kind, default=None, help=f"{info.description}  {note}".strip(), **attributes)
 
 
 device_option = field_option(ComputeSettings, "device", note="[default: the settings', or auto]")
@@ -256,7 +256,7 @@ confirm_option = click.option(
     "--confirm", "typed", help="The words that a doubtful act asks for, for scripts; else they are typed when asked."
 )
 fingerprint_option = click.option(
-    "--fingerprint", "told", help="The request's fingerprint, or its first digits, as the team told it another way."
+    "--fingerprint", help="The request's fingerprint, or its first digits, as the team told it another way."
 )
 san_option = click.option(
     "--san",

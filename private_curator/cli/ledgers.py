@@ -62,8 +62,8 @@ def verify(
             report = verify_ledger(home, receipts=_given(receipts), every_signature=every, progress=progress)
         else:
             public_key = home.read_ledger_key().public_key().public_bytes_raw()
-            kept = _read_receipts(receipts, home)
-            report = verify_file(file, public_key=public_key, receipts=kept, every_signature=every, progress=progress)
+            held = _read_receipts(receipts, home)
+            report = verify_file(file, public_key=public_key, receipts=held, every_signature=every, progress=progress)
     show(
         {
             "ok": report.ok,
@@ -223,14 +223,14 @@ def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | Non
         if run_id is None:
             raise click.UsageError("--prune needs the run's RUN_ID")
         with home.open_ledger() as books:
-            run_id = full_id(run_id, (known.run_id for known in home.read_ledger().runs))
+            run_id = full_id(run_id, (run.run_id for run in home.read_ledger().runs))
             discarded = books.prune_replies(run_id, reason=reason)
         click.echo(f"run {run_id} is closed; {discarded} replies were discarded")
         return
     record = record_of(home)
     if run_id is not None:
         show(
-            asdict(record.run(full_id(run_id, (known.run_id for known in record.runs)))),
+            asdict(record.run(full_id(run_id, (run.run_id for run in record.runs)))),
             title="A run; noise is the standard deviation",
         )
     else:
@@ -271,7 +271,7 @@ def extractors(digest: str | None, home: HomeDirectory, approve: bool, withdraw:
     act = chosen_act(approve=approve, withdraw=withdraw)
     if act is None:
         approved = sorted(record_of(home).reading.books.extractors)
-        rows = [{"digest": known} for known in approved if known.startswith(digest or "")]
+        rows = [{"digest": each} for each in approved if each.startswith(digest or "")]
         show(rows, title="Approved extractor graphs")
         return
     if digest is None:
@@ -311,7 +311,7 @@ def client_view(home: HomeDirectory, books: Ledger, name: str) -> Sequence[str]:
     Raises:
         GrantNotHeld: no client of this name was ever added.
     """
-    if name not in {known.name for known in books.clients()}:
+    if name not in {client.name for client in books.clients()}:
         raise GrantNotHeld(f"no client {name!r} was ever added; `dpswd-curator clients` shows who was")
     return write_view(
         books.history(),

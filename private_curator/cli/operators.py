@@ -34,7 +34,7 @@ def operators(
     act = chosen_act(make=make, add=add, remove=remove)
     if act is None:
         with needed(home).open_ledger() as books:
-            rows = [{"operator": known, "key": key} for known, key in sorted(books.operators().items())]
+            rows = [{"operator": name, "key": key} for name, key in sorted(books.operators().items())]
         show(rows, title="Operators")
         return
     if name is None:

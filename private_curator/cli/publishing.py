@@ -35,8 +35,8 @@ def describe(home: HomeDirectory, client: str, out: Path | None) -> None:
     if out is not None and out.exists():
         raise SettingsError(f"{out} exists, and nothing is ever overwritten; choose another file")
     with CuratorServer(home, configuration.load(home.path)) as server:
-        told = description_json(server.service.ask("Describe", pb.DescribeRequest(), client=client))
-    text = json.dumps(told, indent=1, sort_keys=True)
+        description = description_json(server.service.ask("Describe", pb.DescribeRequest(), client=client))
+    text = json.dumps(description, indent=1, sort_keys=True)
     if out is None:
         click.echo(text)
         return
@@ -65,11 +65,11 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
         raise click.UsageError("--format json shows no preview to confirm; give --yes as well")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold records and keys
     asked = Publishing(home, Proposal.read(proposal), client)
-    if check_out(out, asked.kept(), purpose=purpose):
+    if check_out(out, asked.read_copy(), purpose=purpose):
         click.echo(f"{out} is there already; nothing was charged")
         return
     made, charged = released(
-        asked, purpose=purpose, agreed=lambda told: _confirm(told, asked, purpose=purpose, confirmed=yes)
+        asked, purpose=purpose, agreed=lambda preview: _confirm(preview, asked, purpose=purpose, confirmed=yes)
     )
     write_out(out, made)
     show(
@@ -85,26 +85,26 @@ def publish(proposal: Path, home: HomeDirectory, client: str, purpose: str, out:
     )
 
 
-def _confirm(told: Preview, asked: Publishing, *, purpose: str, confirmed: bool) -> None:
+def _confirm(preview: Preview, asked: Publishing, *, purpose: str, confirmed: bool) -> None:
     """Shows what is about to be released, and waits for the operator's word; what does not fit is refused later."""
     from dpswd.private_curator.operator.publishing import CONFIRMATION
 
     if chosen_format() == "text":
         rows = {
-            "everybody will read": f"{told.releases}, of all {told.records} records",
-            "epsilon alone": f"{rounded(told.epsilon, up=True)} at delta {told.delta:g}",
-            "adds to the data set": rounded(told.adds, up=True),
-            "epsilon that the team expected": rounded(told.expected, up=True),
-            "epsilon spent so far": rounded(told.spent, up=True),
-            "epsilon left now": rounded(told.remaining, up=False),
-            "epsilon left afterwards": rounded(told.afterwards, up=False),
-            "fits": told.fits,
+            "everybody will read": f"{preview.releases}, of all {preview.records} records",
+            "epsilon alone": f"{rounded(preview.epsilon, up=True)} at delta {preview.delta:g}",
+            "adds to the data set": rounded(preview.adds, up=True),
+            "epsilon that the team expected": rounded(preview.expected, up=True),
+            "epsilon spent so far": rounded(preview.spent, up=True),
+            "epsilon left now": rounded(preview.remaining, up=False),
+            "epsilon left afterwards": rounded(preview.afterwards, up=False),
+            "fits": preview.fits,
             "charged to": asked.client,
             "purpose": purpose,
             "the team's words": asked.proposal.purpose,
         }
         show(rows, title="What will be released, to any number of readers, and what it costs")
-    if told.fits and not confirmed:
+    if preview.fits and not confirmed:
         word = click.prompt(f"Nothing is ever given back. Type {CONFIRMATION} to charge and release it", err=True)
         if word.strip() != CONFIRMATION:
             raise click.Abort

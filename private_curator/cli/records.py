@@ -14,7 +14,7 @@ import click
 
 from dpswd.private_curator.cli import common
 from dpswd.private_curator.cli.showing import chosen_format, explain, format_option, show
-from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings import tree as configuration
@@ -59,8 +59,8 @@ def person_options(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="Keeps the first so many records of each person.",
     )(command)
-    told = "A table's column that tells persons apart; it is left out of the records."
-    return click.option("--person", help=told)(command)
+    note = "A table's column that tells persons apart; it is left out of the records."
+    return click.option("--person", help=note)(command)
 
 
 def scaling_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,23 +134,23 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
     else:
         chosen_records, base = reading(path, **chosen), path.resolve().parent
     file = base / chosen_records.file
-    found = inspect(file, open_source(chosen_records, home=base))
+    facts = inspect(file, open_source(chosen_records, home=base))
     if chosen_format() == "json":
-        show(found.to_json())
+        show(facts.to_json())
         return
-    public = found.public()
+    public = facts.public()
     notes = public.pop("notes")
-    show(public | {"digest": found.digest}, title=f"Understood of {file}")
+    show(public | {"digest": facts.digest}, title=f"Understood of {file}")
     for note in notes:
         click.echo(f"  note: {note}")
-    if found.classes:
-        rows = [{"label": name, "records": count} for name, count in found.classes.items()]
-        show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {found.labels!r}")
+    if facts.classes:
+        rows = [{"label": name, "records": count} for name, count in facts.classes.items()]
+        show(rows[:SHOWN_ROWS], title=f"{len(rows)} classes in {facts.labels!r}")
     columns = [
-        {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in found.columns
+        {"column": column.name, "kind": column.kind, "from": column.low, "to": column.high} for column in facts.columns
     ]
     show(columns[:SHOWN_ROWS], title="Ranges (private)")
-    if max(len(columns), len(found.classes)) > SHOWN_ROWS:
+    if max(len(columns), len(facts.classes)) > SHOWN_ROWS:
         click.echo(f"  the first {SHOWN_ROWS} are shown; --format json shows all")
 
 
@@ -252,7 +252,7 @@ def embed_records(
         embedding.check_approved(digest, approved)
         del data
         source = _source(settings, person, most)
-        tell = Told(partial(click.echo, err=True), text="{done:,} records are done")
+        tell = ProgressReporter(partial(click.echo, err=True), text="{done:,} records are done")
         embedded = embedding.EmbeddedRecords(source, settings, worker, feature=feature, progress=tell)
         made = convert(embedded, out, settings)
         spent = {"seconds": round(time.monotonic() - began, 1), "memory_bytes": worker.peak_bytes}

@@ -40,8 +40,8 @@ def requests(
     if number is None:
         raise click.UsageError(f"{act} needs the request's NUMBER")
     with home.open_ledger() as books:
-        wanted = next((one.epsilon for one in books.budget_requests() if one.number == number), 0.0)
-        granted = 0.0 if deny else wanted if epsilon is None else epsilon
+        requested = next((one.epsilon for one in books.budget_requests() if one.number == number), 0.0)
+        granted = 0.0 if deny else requested if epsilon is None else epsilon
         decided = books.decide_request(number, granted=granted, reason=reason)
     added = f": epsilon {decided.granted:g} more" if approve else ""
     click.echo(f"request {number} of {decided.client} is {decided.decision}{added}")

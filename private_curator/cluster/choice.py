@@ -29,13 +29,13 @@ def cluster_of(
     if not settings.cluster.scheduler:
         return None
     home = settings.file.parent
-    known = Fingerprint.read(home)
-    if known is None:
+    checked = Fingerprint.read(home)
+    if checked is None:
         raise SettingsError("the records have not been checked; run `dpswd-curator records accept` before a cluster")
     return ClusterShards(
         settings.cluster.scheduler,
         home / settings.cluster.certificates,
-        meant=Meant.here(records, digest=known.digest, labels=labels),
+        meant=Meant.here(records, digest=checked.digest, labels=labels),
         own=own.sum,
         computed_twice=settings.cluster.computed_twice,
         pass_seconds=settings.compute.pass_seconds,

@@ -21,7 +21,7 @@ from dpswd.private_curator.cluster import doorkeeper, task
 from dpswd.private_curator.cluster.sums import sum_from_bytes
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
-from dpswd.private_curator.sandbox.process import LimitReached, told
+from dpswd.private_curator.sandbox.process import LimitReached, list_layers
 from dpswd.private_curator.steps.shards import ShardLost
 from dpswd.shared.core.errors import DpswdError, InvalidValue, SettingsError
 from dpswd.shared.core.mechanisms.linear import Integers, Shard, ShardSum
@@ -85,7 +85,7 @@ class Connection:
         self._sending = threading.Lock()
         self._expected: dict[int, tuple[Future[Computed], Expected]] = {}
         self._next = 0
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._asked = self._answered = self._nodes = 0
         self._seen = time.monotonic()
         self._ended = self._closing = False
@@ -131,7 +131,7 @@ class Connection:
             ) from error
         threading.Thread(target=self._drain, daemon=True).start()
         if not all(held.values()):
-            _log.warning("the cluster's courier is %s: this kernel has no more, or forbids it", told(held))
+            _log.warning("the cluster's courier is %s: this kernel has no more, or forbids it", list_layers(held))
         self._channel.settimeout(None)
         self._reader = threading.Thread(target=self._read, name="cluster", daemon=True)
         self._reader.start()
@@ -165,8 +165,8 @@ class Connection:
 
     def answered(self, question: int, *, within_s: float) -> bool:
         """Waits for the answer to a question."""
-        with self._told:
-            self._told.wait_for(lambda: self._answered >= question or self._ended, within_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._answered >= question or self._ended, within_s)
             return self._answered >= question
 
     def extractor(self, key: str, graph: bytes, weights: bytes) -> None:
@@ -237,9 +237,9 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - a courier that was taken over may send anything
             _log.error("the cluster's courier sent no message of ours (%s); it is ended", type(error).__name__)
             self._process.kill()
-        with self._told:
+        with self._changed:
             self._ended = True
-            self._told.notify_all()
+            self._changed.notify_all()
         with contextlib.suppress(OSError):  # whoever sends from now on is told
             self._channel.shutdown(socket.SHUT_RDWR)
         while self._expected:
@@ -249,24 +249,24 @@ class Connection:
 
     def _take(self, message: dict[str, Any], answer: bytes) -> None:
         if "nodes" in message:
-            with self._told:
+            with self._changed:
                 before, self._nodes = self._nodes, int(message["nodes"])
                 self._seen = time.monotonic() if self._nodes else self._seen
                 self._answered += 1
-                self._told.notify_all()
+                self._changed.notify_all()
             if self._nodes < before:
                 _log.warning("nodes have left the cluster: %d shards side by side, %d before", self._nodes, before)
             return
         expected = self._expected.pop(int(message.get("id", -1)), None)
         if expected is None or not expected[0].set_running_or_notify_cancel():
             return
-        future, wanted = expected
+        future, request = expected
         node = str(message.get("node", ""))[:_MOST_ADDRESS]
         if message.get("alone"):
             future.set_exception(NoOtherNode("there is no other node"))
             return
         try:
-            future.set_result(Computed(sum_of(answer, wanted, node=node), node))
+            future.set_result(Computed(sum_of(answer, request, node=node), node))
         except Exception as error:  # noqa: BLE001 - told to whoever waits for this shard
             future.set_exception(error)
 

@@ -47,19 +47,19 @@ class Node:
         if compute.torch_threads:
             torch.set_num_threads(compute.torch_threads)
         device = resolve_device(compute.device)
-        data, found = target.load_for_the_first_time(settings.records, home=home)
+        data, fingerprint = target.load_for_the_first_time(settings.records, home=home)
         labels = load_labels(settings.records, home=home, records=data.count)
-        self._here = task.Meant.here(data, digest=found.digest, labels=labels)
+        self._here = task.Meant.here(data, digest=fingerprint.digest, labels=labels)
         self._engine = make_engine(compute, device)
         report(self._engine)
         self._shards = LocalShards(
             self._engine, records=data, labels=labels, device=device, parallel=compute.parallel_steps
         )
 
-    def answer(self, told: bytes, graph: bytes, weights: bytes) -> bytes:
+    def answer(self, request: bytes, graph: bytes, weights: bytes) -> bytes:
         """The sum of one shard, or why there is none; never an exception, whose words might quote a record."""
         try:
-            run, shard, meant = task.from_bytes(told, ALL_MECHANISMS)
+            run, shard, meant = task.from_bytes(request, ALL_MECHANISMS)
             if different := meant.differs(self._here):
                 return task.FAILED + f"this node is not the curator's: {different}".encode()
             key = hashlib.sha256(graph).hexdigest() + hashlib.sha256(weights).hexdigest()
@@ -84,11 +84,11 @@ _node: Node | None = None
 """Of this process: what Dask calls is a function and finds its node here."""
 
 
-def answer(told: bytes, graph: bytes, weights: bytes) -> bytes:
+def answer(request: bytes, graph: bytes, weights: bytes) -> bytes:
     """The answer of this process's node; see `Node.answer`."""
     if _node is None:
         return task.FAILED + b"no node: start it with `dpswd-curator cluster node`"
-    return _node.answer(told, graph, weights)
+    return _node.answer(request, graph, weights)
 
 
 def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates: Path, host: str | None) -> None:

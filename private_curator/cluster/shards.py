@@ -95,13 +95,13 @@ class ClusterShards:
                 return connection.nodes
 
             with second:
-                found = gathered(
+                results = gathered(
                     parts,
                     lambda shard: second.compared(shard) if shard in twice else second.asked(shard),
                     at_once=at_once,
                     pass_seconds=self._pass_seconds,
                 )
-                yield from (computed.sum for computed in found)
+                yield from (computed.sum for computed in results)
 
     def close(self) -> None:
         """See `dpswd.private_curator.steps.shards.Shards`."""

@@ -92,10 +92,10 @@ class Meant:
 def _code() -> str:
     """A digest of what both sides of a sum share: above all the unit of rounded features, which scales each record."""
     root = Path(shared.__file__).parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def to_bytes(run: AnyLinearRun, shard: Shard, meant: Meant) -> bytes:
@@ -120,17 +120,17 @@ def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[Any
         InvalidValue: it is no task for these mechanisms.
     """
     try:
-        told: dict[str, Any] = json.loads(task)
-        mechanism = mechanisms[told["mechanism"]]
+        fields: dict[str, Any] = json.loads(task)
+        mechanism = mechanisms[fields["mechanism"]]
         if not isinstance(mechanism, LinearMechanism):
-            raise InvalidValue(f"{told['mechanism']!r} is no sum over every record")
+            raise InvalidValue(f"{fields['mechanism']!r} is no sum over every record")
         facts = Facts(
-            DataSetFacts(**told["data"] | {"record_shape": tuple(told["data"]["record_shape"])}),
-            ModelFacts(tuple(told["input_shape"]), int(told["features"]), {}),
+            DataSetFacts(**fields["data"] | {"record_shape": tuple(fields["data"]["record_shape"])}),
+            ModelFacts(tuple(fields["input_shape"]), int(fields["features"]), {}),
         )
-        start, stop = told["shard"]
-        declared = mechanism.declaration.from_bytes(bytes.fromhex(told["declared"]))
-        meant = Meant(**told["meant"] | {"record_shape": tuple(told["meant"]["record_shape"])})
+        start, stop = fields["shard"]
+        declared = mechanism.declaration.from_bytes(bytes.fromhex(fields["declared"]))
+        meant = Meant(**fields["meant"] | {"record_shape": tuple(fields["meant"]["record_shape"])})
         return LinearRun(mechanism, declared, facts), Shard(int(start), int(stop)), meant
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValue(f"not a shard's task ({type(error).__name__})") from error

@@ -49,11 +49,11 @@ def use(own: str, *, scheduler: str | None, door: Door | None = None) -> None:
 
         async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> Any:
             comm = await super().connect(address, deserialize, **arguments)  # type: ignore[no-untyped-call]
-            wanted = SCHEDULER if own == CURATOR or f"tls://{address}" == scheduler else NODE
-            if (role := role_of(comm.extra_info.get("peercert"))) != wanted:
+            required = SCHEDULER if own == CURATOR or f"tls://{address}" == scheduler else NODE
+            if (role := role_of(comm.extra_info.get("peercert"))) != required:
                 comm.abort()
-                _log.error("the member at %s has a certificate for %r, and not for %r", address, role, wanted)
-                raise FatalCommClosedError(f"{address} has a certificate for {role!r}; needed is one for {wanted!r}")
+                _log.error("the member at %s has a certificate for %r, and not for %r", address, role, required)
+                raise FatalCommClosedError(f"{address} has a certificate for {role!r}; needed is one for {required!r}")
             return comm
 
     class Listener(TLSListener):

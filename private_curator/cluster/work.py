@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-def sum_shard(told: bytes, extractor: tuple[bytes, bytes]) -> bytes:
+def sum_shard(request: bytes, extractor: tuple[bytes, bytes]) -> bytes:
     """The answer to a task (private_curator/cluster/task.py).
 
     Args:
-        told: the task.
+        request: the task.
         extractor: graph and weights.
     """
     from dpswd.private_curator.cluster import node
 
-    return node.answer(told, *extractor)
+    return node.answer(request, *extractor)

@@ -77,22 +77,22 @@ class Acts:
         epsilon, reason = number(form, "epsilon"), field(form, "reason")
         delta = number(form, "delta") if form.get("delta") else None
         if "shown" not in form:
-            told = acts.extension(self._home, epsilon=epsilon, delta=delta)
-            return self._pages.effect(request, told, {"epsilon": epsilon, "delta": delta, "reason": reason})
+            preview = acts.extension(self._home, epsilon=epsilon, delta=delta)
+            return self._pages.effect(request, preview, {"epsilon": epsilon, "delta": delta, "reason": reason})
         typed = str(form.get("typed", ""))
         acts.extend_budget(self._home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)
         return _done(request, "/budget", f"The budget is extended to epsilon {epsilon:g}.")
 
     def _approve(self, request: Request, form: FormData) -> Response:
         """A share of its own only where one is given, as on the command line."""
-        issued, known = acts.approve_certificate(
+        issued, renewed = acts.approve_certificate(
             self._home,
             uploaded(form, "request"),
             days=int(number(form, "days")),  # as the command line: what a second operator repeats is the very same
             epsilon=number(form, "epsilon") if form.get("epsilon") else None,
-            told=str(form.get("fingerprint", "")),
+            fingerprint=str(form.get("fingerprint", "")),
         )
-        said = "has a further certificate" if known else "is added"
+        said = "has a further certificate" if renewed else "is added"
         return _done(request, "/teams", f"{issued.name} {said}: send it the files under Certificates below.")
 
     def _share(self, request: Request, form: FormData) -> Response:
@@ -119,8 +119,8 @@ class Acts:
             raise InvalidValue(f"type {CONFIRMATION} to charge and release it; nothing was charged")
         proposal, team, shown = looked
 
-        def agreed(told: Preview) -> None:
-            if (told.epsilon, told.spent, told.remaining) != (shown.epsilon, shown.spent, shown.remaining):
+        def agreed(preview: Preview) -> None:
+            if (preview.epsilon, preview.spent, preview.remaining) != (shown.epsilon, shown.spent, shown.remaining):
                 raise InvalidValue("the budget has changed since the price was shown: look again; nothing was charged")
 
         made, _ = released(Publishing(self._home, proposal, team), purpose=field(form, "purpose"), agreed=agreed)

@@ -95,7 +95,7 @@ class Pages:
     def _budget(self, request: Request) -> Response:
         record, asked = self._record(), request.query_params
         given = {name: asked.get(name, "") for name in ("epsilon", "delta", "reason")}
-        return self._show("budget", request, record, told=record.overview, given=given)
+        return self._show("budget", request, record, overview=record.overview, given=given)
 
     def _credentials(self, request: Request) -> Response:
         """What a team needs beside its key, none of it secret."""
@@ -113,18 +113,18 @@ class Pages:
 
     def _overview(self, request: Request) -> Response:
         record = self._record()
-        told = record.overview
+        overview = record.overview
         return self._show(
             "overview",
             request,
             record,
-            told=told,
-            ahead=views.ahead(told),
-            charts=views.charts(told, now=record.now),
-            chart_text=views.chart_in_words(told),
+            overview=overview,
+            ahead=views.ahead(overview),
+            charts=views.charts(overview, now=record.now),
+            chart_text=views.chart_in_words(overview),
             points=[
                 {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
-                for point in reversed(told.points[-ROWS:])
+                for point in reversed(overview.points[-ROWS:])
             ],
         )
 
@@ -142,16 +142,16 @@ class Pages:
 
     def _runs(self, request: Request) -> Response:
         record, chosen = self._record(), request.query_params.get("team", "")
-        found = [run for run in reversed(record.runs) if chosen in ("", run.client)]
-        shown, paging = _paged(found, request)
+        runs = [run for run in reversed(record.runs) if chosen in ("", run.client)]
+        shown, paging = _paged(runs, request)
         return self._show(
-            "runs", request, record, runs=shown, total=len(found), chosen=chosen, teams=_teams(record), paging=paging
+            "runs", request, record, runs=shown, total=len(runs), chosen=chosen, teams=_teams(record), paging=paging
         )
 
     def _run(self, request: Request) -> Response:
         record = self._record()
         run = record.run(request.path_params["run_id"])
-        receipt = next(known.receipt.entry for known in record.reading.runs if known.run_id == run.run_id)
+        receipt = next(each.receipt.entry for each in record.reading.runs if each.run_id == run.run_id)
         signed = receipt.signed_by(bytes.fromhex(record.reading.books.public_key))
         return self._show("run", request, record, run=run, entry=receipt, signed=signed, why=WHY_COUNTS_DIFFER)
 
@@ -207,7 +207,7 @@ class Pages:
 
     def _publication(self, request: Request) -> Response:
         record = self._record()
-        return self._show("publication", request, record, teams=_teams(record), chosen="", told=None)
+        return self._show("publication", request, record, teams=_teams(record), chosen="", preview=None)
 
     def price(self, request: Request, form: FormData) -> Response:
         """What a proposal would release and cost; charges nothing and keeps nothing."""
@@ -226,21 +226,21 @@ class Pages:
                 proposal = Proposal.read(Path(copy.name))
             except DataInvalid as error:
                 raise DataInvalid(str(error).replace(copy.name, "the file")) from error
-        told = priced(
+        preview = priced(
             proposal,
             client=team,
             books=record.reading.books,
             settings=record.settings,
             day=record.now.date().isoformat(),
         )
-        request.state.session.looked = proposal, team, told
+        request.state.session.looked = proposal, team, preview
         return self._show(
             "publication",
             request,
             record,
             teams=_teams(record),
             chosen=team,
-            told=told,
+            preview=preview,
             words=proposal.purpose,
             digest=proposal.digest,
         )

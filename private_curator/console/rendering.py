@@ -88,11 +88,11 @@ def plain(text: object) -> str:
 
 def linked(text: str) -> Markup:
     """Our own words, in which each act that has a page here leads to it."""
-    found = _ACTS.split(plain(text))
-    for place in range(1, len(found), 2):
-        page = _PAGES.get(found[place].rpartition("dpswd-curator ")[2], "")
-        found[place] = Markup('<a href="{}">{}</a>').format(page, found[place]) if page else escape(found[place])
-    return Markup("").join(found)
+    parts = _ACTS.split(plain(text))
+    for place in range(1, len(parts), 2):
+        page = _PAGES.get(parts[place].rpartition("dpswd-curator ")[2], "")
+        parts[place] = Markup('<a href="{}">{}</a>').format(page, parts[place]) if page else escape(parts[place])
+    return Markup("").join(parts)
 
 
 def _environment() -> Environment:

@@ -43,22 +43,22 @@ def moment(text: str) -> dt.datetime:
 
 def ahead(overview: Overview) -> tuple[str, ...]:
     """Where spending leads, in sentences."""
-    told = overview.forecast
-    if told.next_spent is None:
+    forecast = overview.forecast
+    if forecast.next_spent is None:
         return ("Nothing was spent yet, so there is no rate to go by.",)
     if overview.state != "open":
         first = "Nothing is released now, so nothing is spent."
     elif overview.remaining <= 0.0:
         first = "The budget is exhausted: extend it first, if more is to be released."
-    elif told.exhausted_on is None:
+    elif forecast.exhausted_on is None:
         first = "When the budget ends cannot be told: of less than a week of spending no rate is taken."
     else:
         since = "one run" if overview.runs == 1 else f"{overview.runs} runs"
-        first = f"At the rate so far ({since}) the budget is exhausted on {told.exhausted_on}."
-    left = rounded(max(0.0, overview.epsilon - told.next_spent), up=False)
+        first = f"At the rate so far ({since}) the budget is exhausted on {forecast.exhausted_on}."
+    left = rounded(max(0.0, overview.epsilon - forecast.next_spent), up=False)
     second = (
         f"The next run like the last leaves epsilon {left}."
-        if told.next_fits
+        if forecast.next_fits
         else "Another run like the last is not admitted as things stand."
     )
     return first, second
@@ -122,9 +122,9 @@ def witness(health: Health) -> Pill:
     return Pill("agrees", "good") if health.witness_holds else Pill("DISAGREES", "bad")
 
 
-def heads(told: LedgerSettings) -> str:
+def heads(settings: LedgerSettings) -> str:
     """Where the ledger's last entry is told besides the curator's own note."""
-    places = [f"the file {told.heads_file}"] if told.heads_file else []
-    places += ["the system's log"] if told.heads_syslog else []
-    places += [f"the program {told.heads_command[0]}"] if told.heads_command else []
+    places = [f"the file {settings.heads_file}"] if settings.heads_file else []
+    places += ["the system's log"] if settings.heads_syslog else []
+    places += [f"the program {settings.heads_command[0]}"] if settings.heads_command else []
     return ", ".join(places) or "nobody; ledger.heads_file, heads_syslog and heads_command do"

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 def fields_of(record: logging.LogRecord) -> dict[str, str]:
     """The allowed fields of one record."""
     time = dt.datetime.fromtimestamp(record.created, tz=dt.UTC).isoformat(timespec="seconds")
-    found = {
+    fields = {
         "time": time.replace("+00:00", "Z"),
         "level": record.levelname,
         "logger": record.name,
@@ -55,8 +55,8 @@ def fields_of(record: logging.LogRecord) -> dict[str, str]:
     for name in OPTIONAL:
         value = getattr(record, name, "")
         if value:
-            found[name] = str(value)
-    return found
+            fields[name] = str(value)
+    return fields
 
 
 class Lines(logging.Formatter):

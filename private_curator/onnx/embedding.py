@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpswd.private_curator.sandbox.arena import Arena, FloatArray, blob, lay_out
-from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings, told
+from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings, list_layers
 from dpswd.shared.core.errors import ExtractionStopped, InvalidValue, RequestInvalid, SettingsError
 from dpswd.shared.sandbox.graph import MAX_FEATURES
 
-_TOLD = 600  # characters of a refusal that are told
+_SHOWN = 600  # characters of a refusal that are told
 _PROGRAM = (sys.executable, "-P", "-m", "dpswd.private_curator.onnx.program")
 
 
@@ -70,7 +70,7 @@ class OnnxWorker:
         self.peak_bytes = 0
         """The largest memory of the worker so far, libraries included."""
         try:
-            self.confinement = told(self._process.ready())
+            self.confinement = list_layers(self._process.ready())
             descriptor = blob(model)
             try:
                 self.description = self._ask({"op": "describe"}, (descriptor,))
@@ -129,8 +129,8 @@ class OnnxWorker:
         try:
             return self._process.ask(message, files, deadline=time.monotonic() + self._limits.seconds)
         except RequestInvalid as error:
-            told = error.violations[0][1][:_TOLD]
-            raise InvalidValue("".join(sign if sign.isprintable() else "?" for sign in told)) from error
+            reason = error.violations[0][1][:_SHOWN]
+            raise InvalidValue("".join(sign if sign.isprintable() else "?" for sign in reason)) from error
         except WorkerFailed as error:
             # Its words may quote a record; its type does not.
             kind = dict(error.chain[0]).get("type", "an unknown error")

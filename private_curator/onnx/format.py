@@ -116,15 +116,15 @@ class OnnxModel:
     operators: dict[str, int]
     weights: int
 
-    def told(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         """For the operator's terminal; names are cut and made printable."""
-        known = Counter(self.operators).most_common()
-        names = [f"{printable(name)} {count}" for name, count in known[:_SHOWN]]
+        counts = Counter(self.operators).most_common()
+        names = [f"{printable(name)} {count}" for name, count in counts[:_SHOWN]]
         return {
             "weights": self.weights,
             "inputs": "; ".join(map(str, self.inputs[:_SHOWN])),
             "outputs": "; ".join(map(str, self.outputs[:_SHOWN])),
-            "operators": ", ".join([*names, "..."] if len(known) > _SHOWN else names),
+            "operators": ", ".join([*names, "..."] if len(counts) > _SHOWN else names),
         }
 
 

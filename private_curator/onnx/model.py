@@ -48,7 +48,7 @@ class Embedding:
             self._model = onnx_format.read_model(self._data)
         except InvalidValue as error:
             raise _refused(str(error)) from error
-        return self._model.told()
+        return self._model.summarise()
 
     def open(self, message: Message, _files: list[int]) -> Message:
         """Loads the model and evaluates one record of zeros, for the feature's size."""
@@ -59,18 +59,18 @@ class Embedding:
         self._session = _session(self._data, threads=message["threads"])
         self._data = b""
         try:
-            found = self._evaluated(np.zeros((1, *shape), dtype=np.float32))
+            value = self._evaluated(np.zeros((1, *shape), dtype=np.float32))
         except MemoryError:
             raise
         except Exception as error:
             # Of the model and a record of zeros: nothing in it is private.
             raise _refused(f"it cannot be evaluated on one record: {_words(error)}") from error
-        if found.ndim < 1 or found.shape[0] != 1 or found.dtype.kind != "f":
+        if value.ndim < 1 or value.shape[0] != 1 or value.dtype.kind != "f":
             raise _refused(
-                f"its output {onnx_format.printable(self._feature)} has shape {found.shape} and type {found.dtype} for "
+                f"its output {onnx_format.printable(self._feature)} has shape {value.shape} and type {value.dtype} for "
                 "one record; needed are floating-point numbers of shape (n, ...)"
             )
-        features = prod(found.shape[1:])
+        features = prod(value.shape[1:])
         if not 1 <= features <= MAX_FEATURES:
             raise _refused(f"its feature has {features} numbers; allowed are 1 to {MAX_FEATURES}: pool it in the model")
         return {"features": features}
@@ -122,12 +122,12 @@ class Embedding:
                 raise _refused("it takes whole numbers, and records hold others: they are not what it was made for")
             values = records.astype(_NUMBER_TYPES[taken.type])
         try:
-            (found,) = self._session.run([self._feature], {taken.name: values})
+            (features,) = self._session.run([self._feature], {taken.name: values})
         except Exception as error:
             if "alloc" in str(error):  # onnxruntime's exceptions are not Python's MemoryError
                 raise MemoryError from error
             raise
-        return np.asarray(found)
+        return np.asarray(features)
 
 
 def _takes_batches(model: onnx_format.OnnxModel, record_shape: tuple[int, ...]) -> bool:
@@ -157,8 +157,8 @@ def _feature(model: onnx_format.OnnxModel, chosen: str | None) -> str:
     if chosen is None and len(names) == 1:
         return names[0]
     if chosen is None or chosen not in names:
-        told = ", ".join(map(onnx_format.printable, names[:20]))
-        raise _refused(f"its outputs are {told}; name the feature's with --feature")
+        listed = ", ".join(map(onnx_format.printable, names[:20]))
+        raise _refused(f"its outputs are {listed}; name the feature's with --feature")
     return chosen
 
 

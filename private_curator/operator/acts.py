@@ -28,7 +28,7 @@ from dpswd.shared.core.errors import CredentialsInvalid, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
-LEAST_TOLD = 16
+MIN_DIGITS = 16
 """Hexadecimal digits of a request's fingerprint that have to be told: 64 bits, which nobody hits by trying."""
 
 
@@ -68,8 +68,8 @@ def extend_budget(
     arguments = {"epsilon": epsilon, "delta": delta}
     with seconded(home, "extend", arguments, reason=reason) as acting, acting.open_ledger() as ledger:
         status = ledger.status()
-        wanted = stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
-        ledger.extend_budget(wanted, reason=reason)
+        target = stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
+        ledger.extend_budget(target, reason=reason)
 
 
 def approve_certificate(
@@ -81,7 +81,7 @@ def approve_certificate(
     delta: float | None = None,
     renew: bool = False,
     replace: bool = False,
-    told: str | None = None,
+    fingerprint: str | None = None,
 ) -> tuple[ClientCertificate, bool]:
     """Signs a client's request and registers its certificate.
 
@@ -93,7 +93,7 @@ def approve_certificate(
         delta: the share's; the data set's by default.
         renew: a plain request is for a client that exists.
         replace: its old certificates stop counting at once.
-        told: the request's fingerprint as the client told it over another way. A renewal needs none: the old key
+        fingerprint: the request's, as the client told it over another way. A renewal needs none: the old key
             proves who asks.
 
     Returns:
@@ -107,17 +107,17 @@ def approve_certificate(
     """
     asked = renewals.read(data, home.authority, now=dt.datetime.now(dt.UTC))
     with home.open_ledger() as ledger:
-        known = _is_known(ledger, asked, renew=renew)
-    if known and epsilon is not None:
+        exists = _is_registered(ledger, asked, renew=renew)
+    if exists and epsilon is not None:
         raise SettingsError(f"{asked.name} is a client already; change its share with `dpswd-curator clients --share`")
-    if replace and not known:
+    if replace and not exists:
         raise SettingsError(f"{asked.name} is no client yet, and has no certificate to replace; leave --replace out")
     if asked.proven_by is None:
-        check_told(asked.request, told)
+        check_fingerprint(asked.request, fingerprint)
     arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
     arguments |= {"replace": replace}
     with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
-        return _signed(acting, asked, days=days, share=(epsilon, delta), known=known, replace=replace), known
+        return _signed(acting, asked, days=days, share=(epsilon, delta), exists=exists, replace=replace), exists
 
 
 def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
@@ -143,31 +143,31 @@ def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
         ledger.remove_operator(name, reason=reason, second=configuration.load(home.path).operators.second)
 
 
-def check_enrolled(home: HomeDirectory, known: Enrolled) -> None:
+def check_enrolled(home: HomeDirectory, enrolled: Enrolled) -> None:
     """Holds whoever acts to the operators of a ledger, where an act is not the ledger's own to refuse.
 
     Raises:
         SettingsError: operators are enrolled, and who acts is none of them.
     """
     by = home.acting
-    if known.keys and not known.counts(by.name, by.credential):
+    if enrolled.keys and not enrolled.counts(by.name, by.credential):
         raise SettingsError(
-            f"this ledger has operators ({', '.join(sorted(known.keys))}), and {by.name!r} has shown the credential "
+            f"this ledger has operators ({', '.join(sorted(enrolled.keys))}), and {by.name!r} has shown the credential "
             "of none: give yours with --credential FILE"
         )
 
 
-def check_told(request: bytes, told: str | None) -> None:
+def check_fingerprint(request: bytes, fingerprint: str | None) -> None:
     """Holds a request to the fingerprint that its client told over another way than the one that brought it.
 
     Raises:
         SettingsError: nothing was told, too little, or another fingerprint.
     """
-    digits = "".join((told or "").split()).replace(":", "").lower()
-    if len(digits) < LEAST_TOLD:
+    digits = "".join((fingerprint or "").split()).replace(":", "").lower()
+    if len(digits) < MIN_DIGITS:
         raise SettingsError(
             "whoever brought this request may have made it: ask the team, over another way, for the request's "
-            f"fingerprint (`dpswd-client init` and `certificate` print it), and give it, at least {LEAST_TOLD} digits "
+            f"fingerprint (`dpswd-client init` and `certificate` print it), and give it, at least {MIN_DIGITS} digits "
             "(--fingerprint)"
         )
     if not request_fingerprint(request).startswith(digits):
@@ -217,26 +217,26 @@ def _signed(
     *,
     days: float,
     share: tuple[float | None, float | None],
-    known: bool,
+    exists: bool,
     replace: bool,
 ) -> ClientCertificate:
     epsilon, delta = share
     with home.open_ledger() as ledger:
         own = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
         issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
-        register(ledger, asked.name, issued.fingerprint, own, known=known, replace=replace)
+        register(ledger, asked.name, issued.fingerprint, own, exists=exists, replace=replace)
     return issued
 
 
 def register(
-    ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, known: bool, replace: bool
+    ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, exists: bool, replace: bool
 ) -> None:
     """Lets a certificate count: a new client's, with its share; or a known one's, beside its others or instead of them.
 
     Raises:
         InvalidValue: see `OperatorActs.add_client` and those beside it.
     """
-    if not known:
+    if not exists:
         ledger.add_client(name, fingerprint, share)
     elif replace:
         ledger.renew_client(name, fingerprint)
@@ -244,14 +244,14 @@ def register(
         ledger.add_certificate(name, fingerprint)
 
 
-def _is_known(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
+def _is_registered(ledger: Ledger, asked: SigningRequest, *, renew: bool) -> bool:
     """Whether the request is for a client that exists, and may be granted.
 
     Raises:
         CredentialsInvalid: the old certificate of a renewal does not count, or a plain request asks for a known name.
         SettingsError: ``--renew`` for a client that does not exist.
     """
-    client = next((known for known in ledger.clients() if known.name == asked.name), None)
+    client = next((each for each in ledger.clients() if each.name == asked.name), None)
     if asked.proven_by is not None:
         if client is None or client.revoked or asked.proven_by not in client.fingerprints:
             raise CredentialsInvalid(

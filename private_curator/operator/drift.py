@@ -151,7 +151,7 @@ class DriftMeter:
         shift = (self._sum / self._values - statistics.mean) / spread
         constant = (spread < _SMALLEST_DEVIATION).tolist()
         outside = self._outside / self._values
-        found = [
+        values = [
             ValueDrift(name, float(distance[i]), None if constant[i] else float(shift[i]), float(outside[i]))
             for i, name in enumerate(self._names)
         ]
@@ -159,8 +159,8 @@ class DriftMeter:
         return DriftReport(
             records=self._records,
             source_records=statistics.records,
-            values=tuple(sorted(found, key=lambda value: -value.distance)),
-            drifted=sum(value.distance > LARGE_DISTANCE for value in found) / len(found),
+            values=tuple(sorted(values, key=lambda value: -value.distance)),
+            drifted=sum(value.distance > LARGE_DISTANCE for value in values) / len(values),
             feature_distance=sliced_distance(sliced, statistics.slices),
             chance=statistics.self_distance,
             confidences=tuple((self._confidences / self._records).tolist()),

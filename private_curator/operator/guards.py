@@ -38,9 +38,9 @@ class Effect:
             SettingsError: with the effect, the doubts and the words to type.
         """
         if self.doubts and (typed or "").strip() != self.words:
-            told = "".join(f"\n  {line}" for line in (*self.preview, *self.doubts))
+            lines = "".join(f"\n  {line}" for line in (*self.preview, *self.doubts))
             raise SettingsError(
-                f"this is not done without being typed out:{told}\n  type exactly {self.words!r} (--confirm), if that "
+                f"this is not done without being typed out:{lines}\n  type exactly {self.words!r} (--confirm), if that "
                 "is what you want"
             )
 
@@ -91,9 +91,9 @@ def factor(epsilon: float) -> str:
 
 
 def _doubts(records: int, budget: PrivacyBudget) -> tuple[str, ...]:
-    found: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     if budget.epsilon > LARGE_EPSILON:
-        found += (f"epsilon {budget.epsilon:g} is above {LARGE_EPSILON:g}: hardly a promise",)
+        doubts += (f"epsilon {budget.epsilon:g} is above {LARGE_EPSILON:g}: hardly a promise",)
     if budget.delta * records >= 1.0:
-        found += (f"delta {budget.delta:g} is 1/n or more of {records} records: showing one whole keeps that promise",)
-    return found
+        doubts += (f"delta {budget.delta:g} is 1/n or more of {records} records: showing one whole keeps that promise",)
+    return doubts

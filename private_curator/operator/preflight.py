@@ -25,7 +25,7 @@ from dpswd.private_curator.books.audit import Progress
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.observability.requests import tracing_of
 from dpswd.private_curator.operator.machine import check_free, clock_is_synchronised
-from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.contract import NO_RANGE, check_contract
 from dpswd.private_curator.records.labels import NO_CLASSES, class_count, load_labels
@@ -76,8 +76,8 @@ def check(
         overrides: settings from the command line, as `settings.load` takes them.
         progress: told how far the ledger's verification is; by default the log is.
     """
-    with _Site(home, dict(overrides or {}), progress=progress or Told(_log.info)) as site:
-        return [_found(name, site) for name in CHECKS]
+    with _Site(home, dict(overrides or {}), progress=progress or ProgressReporter(_log.info)) as site:
+        return [_examine(name, site) for name in CHECKS]
 
 
 def check_before_serving(
@@ -98,20 +98,20 @@ def check_before_serving(
     """
     with _Site(home, dict(overrides or {})) as site:
         now = replace(site, certificates_last=dt.timedelta(0))
-        refused = [found for name in _NEEDED_TO_SERVE if not (found := _found(name, now)).ok]
+        refused = [outcome for name in _NEEDED_TO_SERVE if not (outcome := _examine(name, now)).ok]
         if refused:
-            listed = "".join(f"\n  {found.check}: {found.text}" for found in refused)
+            listed = "".join(f"\n  {outcome.check}: {outcome.text}" for outcome in refused)
             raise SettingsError(
                 f"this curator must not serve like this (`dpswd-curator preflight` checks more):{listed}"
             )
-        soon = _found("certificates", site)
+        soon = _examine("certificates", site)
         return [] if soon.ok else [soon], now.handed_over()
 
 
 _NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock", "ledger")
 
 
-def _found(name: str, site: _Site) -> CheckOutcome:
+def _examine(name: str, site: _Site) -> CheckOutcome:
     try:
         text = CHECKS[name](site)
         return CheckOutcome(check=name, ok=True, text=text, mind=NO_RANGE in text or NO_CLASSES in text)
@@ -125,7 +125,7 @@ class _Site:
     overrides: dict[str, str]
     now: Callable[[], dt.datetime] = field(default=lambda: dt.datetime.now(dt.UTC))
     certificates_last: dt.timedelta = RENEW_BEFORE
-    progress: Progress = field(default_factory=lambda: Told(_log.info))
+    progress: Progress = field(default_factory=lambda: ProgressReporter(_log.info))
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @cached_property

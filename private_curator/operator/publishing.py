@@ -102,7 +102,7 @@ class Publishing:
     def __post_init__(self) -> None:
         check_client_name(self.client)  # part of a file's name
 
-    def kept(self) -> Publication | None:
+    def read_copy(self) -> Publication | None:
         """What was published of this proposal before; a copy that is damaged counts as none, the ledger has it all."""
         try:
             copy = Publication.read(self._copy)
@@ -131,7 +131,7 @@ class Publishing:
         upload = pb.UploadExtractorRequest(graph=self.proposal.graph, weights=self.proposal.weights)
         service.ask("UploadExtractor", upload, client=self.client)
         service.ask("OpenRun", self._run_request(validate_only=True), client=self.client)
-        run, _ = service.admitted(self._known(service), asked)
+        run, _ = service.admitted(self._find_client(service), asked)
         quote = service.ledger.price_run(client=self.client, event=run.event)
         return Preview.of(run, quote, expected=self.proposal.epsilon)
 
@@ -157,9 +157,9 @@ class Publishing:
         own = pb.BudgetStatus(
             epsilon=opened.epsilon, delta=description.data_set_budget.delta, epsilon_spent=opened.epsilon
         )
-        for told in (description, opened):
-            told.data_set_budget.CopyFrom(own)
-            told.client_budget.CopyFrom(own)
+        for reply in (description, opened):
+            reply.data_set_budget.CopyFrom(own)
+            reply.client_budget.CopyFrom(own)
         message = pb.Publication(
             description=description,
             proposal=self.proposal.to_message(),
@@ -185,7 +185,7 @@ class Publishing:
     def _ledger_key(self) -> bytes:
         return self.home.read_ledger_key().public_key().public_bytes_raw()
 
-    def _known(self, service: CuratorService) -> Any:
+    def _find_client(self, service: CuratorService) -> Any:
         return next(one for one in service.ledger.clients() if one.name == self.client)
 
     def _run_request(self, *, validate_only: bool = False, purpose: str = "") -> pb.OpenRunRequest:
@@ -210,10 +210,10 @@ def released(asked: Publishing, *, purpose: str, agreed: Callable[[Preview], obj
     Raises:
         DpswdError: see `Publishing`.
     """
-    kept = asked.kept()
-    if kept is not None:
-        check_purpose(kept, purpose)
-        return kept, False
+    copy = asked.read_copy()
+    if copy is not None:
+        check_purpose(copy, purpose)
+        return copy, False
     with CuratorServer(asked.home, configuration.load(asked.home.path)) as server:
         service = server.ready()
         charged = not asked.charged(service)
@@ -222,25 +222,25 @@ def released(asked: Publishing, *, purpose: str, agreed: Callable[[Preview], obj
         return asked.publish(service, purpose=purpose), charged
 
 
-def check_purpose(kept: Publication, purpose: str) -> None:
+def check_purpose(copy: Publication, purpose: str) -> None:
     """Holds a repeat to the words that were signed.
 
     Raises:
         SettingsError: the publication was made for another purpose.
     """
-    if kept.message.purpose != purpose:
+    if copy.message.purpose != purpose:
         raise SettingsError(
-            f"this proposal was published for the purpose {kept.message.purpose!r}; repeat it with these words, the "
+            f"this proposal was published for the purpose {copy.message.purpose!r}; repeat it with these words, the "
             "file is signed with them"
         )
 
 
-def check_out(out: Path, kept: Publication | None, *, purpose: str) -> bool:
+def check_out(out: Path, copy: Publication | None, *, purpose: str) -> bool:
     """Looks, before anything is charged, where a publication is to be written.
 
     Args:
         out: the file.
-        kept: what was published of the proposal before.
+        copy: what was published of the proposal before.
         purpose: of the publication.
 
     Returns:
@@ -249,13 +249,13 @@ def check_out(out: Path, kept: Publication | None, *, purpose: str) -> bool:
     Raises:
         SettingsError: another file is there, its folder is not, or the publication was made for another purpose.
     """
-    if kept is not None:
-        check_purpose(kept, purpose)
+    if copy is not None:
+        check_purpose(copy, purpose)
     if not out.parent.is_dir():
         raise SettingsError(f"{out.parent} is no folder; make it, or choose another file")
     if not out.exists():
         return False
-    if kept is not None and out.is_file() and out.read_bytes() == kept.to_file():
+    if copy is not None and out.is_file() and out.read_bytes() == copy.to_file():
         return True
     raise SettingsError(f"{out} exists, and nothing is ever overwritten; choose another file")
 
@@ -286,13 +286,13 @@ def description_json(message: pb.DescribeResponse) -> dict[str, Any]:
     }
 
 
-def _budget(told: pb.BudgetStatus) -> dict[str, Any]:
+def _budget(status: pb.BudgetStatus) -> dict[str, Any]:
     return {
-        "epsilon": told.epsilon,
-        "delta": told.delta,
-        "spent": told.epsilon_spent,
-        "remaining": told.epsilon_remaining,
-        "closed": told.closed,
+        "epsilon": status.epsilon,
+        "delta": status.delta,
+        "spent": status.epsilon_spent,
+        "remaining": status.epsilon_remaining,
+        "closed": status.closed,
     }
 
 

@@ -97,10 +97,10 @@ class Record:
         Raises:
             GrantNotHeld: there is none with this id.
         """
-        found = next((run for run in self.runs if run.run_id == run_id), None)
-        if found is None:
+        record = next((run for run in self.runs if run.run_id == run_id), None)
+        if record is None:
             raise GrantNotHeld(f"there is no run {run_id!r}; `dpswd-curator runs` shows all")
-        return found
+        return record
 
     @cached_property
     def timeline(self) -> tuple[Event, ...]:
@@ -162,7 +162,7 @@ class Record:
             daily_cap=client.daily_epsilon,
             spent_today=books.spent_on(client.name, max(books.day, self.now.date().isoformat())),
             certificates=certificates,
-            last_seen=max((known.last_seen for known in certificates if known.last_seen), default=None),
+            last_seen=max((each.last_seen for each in certificates if each.last_seen), default=None),
             refusals=sum(row.count for row in self._refusals if row.client == client.name),
             waiting=books.open_request(client.name),
         )
@@ -207,8 +207,8 @@ class Record:
         if noted is None:
             return None, f"nothing is noted in {path}"
         # Steps are not in the reading; the newest entries are what a witness notes, and a rollback makes it the longer.
-        known = {entry.seq: entry for entry in (*self.reading.entries, self.reading.head)}.get(noted.seq)
-        holds = noted.seq <= self.reading.head.seq and (known is None or known.statement == noted.statement)
+        entry = {entry.seq: entry for entry in (*self.reading.entries, self.reading.head)}.get(noted.seq)
+        holds = noted.seq <= self.reading.head.seq and (entry is None or entry.statement == noted.statement)
         says = "which the ledger holds" if holds else "WHICH THE LEDGER LACKS: it was put back to an older state"
         return holds, f"entry {noted.seq} of {noted.time}, {says}"
 
@@ -221,13 +221,13 @@ def changes(home: HomeDirectory) -> str:
     """
     with home.ledger_location().reading() as session:
         last = head(session)
-    found = []
+    stamps = []
     with os.scandir(home.path) as files:
         for file in files:
             with contextlib.suppress(FileNotFoundError):  # a journal of SQLite comes and goes
                 if not file.name.startswith("ledger."):  # reading touches them
-                    found.append((file.name, file.stat().st_mtime_ns, file.stat().st_size))
-    return hashlib.sha256(repr((last and last.hash, sorted(found))).encode()).hexdigest()
+                    stamps.append((file.name, file.stat().st_mtime_ns, file.stat().st_size))
+    return hashlib.sha256(repr((last and last.hash, sorted(stamps))).encode()).hexdigest()
 
 
 def promise(epsilon: float, delta: float, *, records_per_person: int = 1) -> str:

@@ -65,7 +65,7 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
     runs = [run for run in record.runs if run.run_id in listed]
     acts = [event for event in chosen if event.category in (Category.ACT, Category.REQUEST)]
     refusals = [event for event in chosen if event.category is Category.REFUSAL]
-    certificates = [(client, known) for client in record.clients for known in client.certificates]
+    certificates = [(client, each) for client in record.clients for each in client.certificates]
     forecast = seen.forecast
     sections = [
         f"<h1>Privacy report: {html.escape(seen.name)}</h1>",
@@ -138,7 +138,7 @@ def print_pdf(page: Path, pdf: Path, *, sign: Callable[[bytes], bytes]) -> Path:
     Raises:
         SettingsError: there is no chromium, or it does not print.
     """
-    browser = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         raise SettingsError(
             f"a PDF needs one of {', '.join(_BROWSERS)} on this machine; or open {page} in any browser and print it "
@@ -177,15 +177,15 @@ def check_report(file: Path, *, public_key: str) -> None:
         beside = _signature_file(file).read_text(encoding="ascii").strip() if file.suffix == ".pdf" else ""
     except OSError as error:
         raise SettingsError(f"{error.filename} cannot be read: {error.strerror}") from error
-    content, told, kind = data, beside, Signed.PRINTED_REPORT
+    content, signed, kind = data, beside, Signed.PRINTED_REPORT
     if not beside:
         *_, last = data.splitlines(keepends=True) or [b""]
-        found = _SIGNATURE.fullmatch(last)
-        if found is None:
+        match = _SIGNATURE.fullmatch(last)
+        if match is None:
             raise DataInvalid(f"{file} does not end with a report's signature")
-        content, told, kind = data[: -len(last)], found[1].decode(), Signed.REPORT
+        content, signed, kind = data[: -len(last)], match[1].decode(), Signed.REPORT
     try:
-        signature, key = bytes.fromhex(told), bytes.fromhex(public_key)
+        signature, key = bytes.fromhex(signed), bytes.fromhex(public_key)
     except ValueError as error:
         text = "a key has 64 hexadecimal digits, a signature 128; give ledger.pub, or its content"
         raise SettingsError(text) from error
@@ -200,10 +200,10 @@ def _signature_file(pdf: Path) -> Path:
 def _chart(seen: Overview, *, now: dt.datetime) -> str:
     """Spent epsilon and the budget over time as SVG: no script, no font, readable in black and white."""
     chart = spent_over_time(seen, size=(720.0, 280.0), now=now)
-    told = f"epsilon {rounded(seen.spent, up=True)} of {seen.epsilon:g} is spent after {seen.runs} runs"
+    text = f"epsilon {rounded(seen.spent, up=True)} of {seen.epsilon:g} is spent after {seen.runs} runs"
     lines = [
-        f'<svg viewBox="0 0 {chart.width:g} {chart.height + 16:g}" role="img" aria-label="{html.escape(told)}">',
-        f"<title>{html.escape(told)}</title>",
+        f'<svg viewBox="0 0 {chart.width:g} {chart.height + 16:g}" role="img" aria-label="{html.escape(text)}">',
+        f"<title>{html.escape(text)}</title>",
     ]
     for tick in chart.across:
         place = f'x1="{chart.left:g}" x2="{chart.right:g}" y1="{tick.at:.1f}" y2="{tick.at:.1f}"'
@@ -245,9 +245,9 @@ def _dependencies() -> str:
     data = importlib.resources.files("dpswd").joinpath("dependencies.cdx.json").read_bytes()
     listed = {part["name"]: part["version"] for part in json.loads(data)["components"]}
     installed = {re.sub(r"[-_.]+", "-", d.name).lower(): d.version for d in importlib.metadata.distributions()}
-    others = {name: found for name, found in installed.items() if found.partition("+")[0] != listed.get(name, found)}
-    told = "; ".join(f"{name} {found}" for name, found in sorted(others.items()))
-    return hashlib.sha256(data).hexdigest() + (f"; installed in other versions: {told}" if told else "")
+    others = {name: own for name, own in installed.items() if own.partition("+")[0] != listed.get(name, own)}
+    versions = "; ".join(f"{name} {version}" for name, version in sorted(others.items()))
+    return hashlib.sha256(data).hexdigest() + (f"; installed in other versions: {versions}" if versions else "")
 
 
 def _check(check: Check | None) -> str:

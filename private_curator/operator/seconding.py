@@ -54,15 +54,15 @@ def seconded(
         ActNoted: the act waits for another operator.
         SettingsError: two are wanted who are not enrolled.
     """
-    known = (enrolled or (lambda: home.read_ledger().books.operators))()
-    chosen = {*configuration.load(home.path).operators.second, *known.second}
-    if act not in chosen and not (chosen and act in ("enrol", "remove") and len(known.keys) > 1):
+    roster = (enrolled or (lambda: home.read_ledger().books.operators))()
+    chosen = {*configuration.load(home.path).operators.second, *roster.second}
+    if act not in chosen and not (chosen and act in ("enrol", "remove") and len(roster.keys) > 1):
         yield home
         return
     by = home.acting
-    if len(known.keys) < 2 or not known.counts(by.name, by.credential):
+    if len(roster.keys) < 2 or not roster.counts(by.name, by.credential):
         raise SettingsError(
-            f"{act} takes two operators (operators.second), each with a credential: {len(known.keys)} are enrolled, "
+            f"{act} takes two operators (operators.second), each with a credential: {len(roster.keys)} are enrolled, "
             f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "
             "operators --make`), enrol it (`operators --add`), and give it (--credential FILE)"
         )
@@ -73,14 +73,14 @@ def seconded(
     if first is not None and (
         (first["act"], first["arguments"]) != (act, json.loads(json.dumps(arguments)))
         or dt.datetime.fromisoformat(first["time"]) + WAITS < now
-        or (first["operator"] != by.name and known.problem(first, by=by.name, credential=by.credential))
+        or (first["operator"] != by.name and roster.problem(first, by=by.name, credential=by.credential))
     ):
         first = None
     if first is None or first["operator"] == by.name:
         if first is None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             time = now.isoformat(timespec="seconds")
-            noted = by.wish(act, arguments, reason=reason, ledger=known.ledger, time=time)
+            noted = by.wish(act, arguments, reason=reason, ledger=roster.ledger, time=time)
             write_private(path, json.dumps(noted).encode())
         raise ActNoted(
             f"noted for {by.name} and not done: {act} takes two operators (operators.second). Another one does it by "
@@ -92,8 +92,8 @@ def seconded(
 
 def waiting(home: HomeDirectory) -> list[Mapping[str, Any]]:
     """The acts that wait for a second operator, the oldest first."""
-    found = [noted for path in sorted(home.noted_acts.glob("*.json")) if (noted := _noted(path)) is not None]
-    return sorted(found, key=lambda noted: str(noted["time"]))
+    acts = [noted for path in sorted(home.noted_acts.glob("*.json")) if (noted := _noted(path)) is not None]
+    return sorted(acts, key=lambda noted: str(noted["time"]))
 
 
 def _noted(path: Path) -> dict[str, Any] | None:

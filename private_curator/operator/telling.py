@@ -8,7 +8,7 @@ from collections.abc import Callable
 TELL_EACH_S = 5.0
 
 
-class Told:
+class ProgressReporter:
     """Tells how many entries of a ledger are verified, or what else is done; nothing of what takes no time.
 
     Args:

@@ -106,7 +106,7 @@ class Followed:
 
 def followed(entries: Iterable[SignedEntry]) -> Followed:
     """Reads a ledger's entries, all but those of steps, in order from the first."""
-    books, told = Register(RENYI), Followed([], [], {})
+    books, timeline = Register(RENYI), Followed([], [], {})
     for entry in entries:
         payload = entry.payload
         share, whole = books.shares.get(payload.get("client") or ""), books.data_set
@@ -123,13 +123,13 @@ def followed(entries: Iterable[SignedEntry]) -> Followed:
                 delta=budget.delta,
                 run=payload.get("run", ""),
             )
-            told.points.append(point)
+            timeline.points.append(point)
         if entry.kind == Kind.RUN_OPENED and whole is not None:
             of_share = None if share is None else _spent(books.shares[payload["client"]]) - _spent(share)
-            told.increases[payload["run"]] = spent - _spent(whole), of_share
+            timeline.increases[payload["run"]] = spent - _spent(whole), of_share
         if entry.kind not in GO_WITH_A_CHARGE:
-            told.events.append(_event(entry, spent=spent, before=None if whole is None else whole.budget.epsilon))
-    return told
+            timeline.events.append(_event(entry, spent=spent, before=None if whole is None else whole.budget.epsilon))
+    return timeline
 
 
 def _spent(account: Account) -> float:

@@ -135,7 +135,7 @@ def commit(connection: Connection, location: object, *, spent: str = "repeat the
 
 
 @dataclass(frozen=True)
-class Found:
+class Beginning:
     """What a transaction finds when it begins.
 
     Attributes:
@@ -154,9 +154,9 @@ class Found:
 class PostgresSession:
     """An open transaction of psycopg as the ledger's statements expect it."""
 
-    def __init__(self, connection: Connection, found: Found | None = None) -> None:
+    def __init__(self, connection: Connection, beginning: Beginning | None = None) -> None:
         self._connection = connection
-        self.found = found
+        self.beginning = beginning
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
         """See `dpswd.private_curator.core.ledger.database.Session`; the statements hold no literal question mark."""
@@ -182,7 +182,7 @@ def settle(connection: Connection, location: object) -> None:
     commit(connection, location)
 
 
-def _begin(connection: Connection, statements: str) -> Found:
+def _begin(connection: Connection, statements: str) -> Beginning:
     """Raises LedgerCorrupt: the ledger's tables are there, and empty."""
     cursor, at = connection.execute(statements.encode()), time.monotonic()
     rows = [cursor.fetchall() if cursor.description else []]
@@ -191,7 +191,7 @@ def _begin(connection: Connection, statements: str) -> Found:
     begun, missing = rows[-2:]
     if not begun:
         raise LedgerCorrupt("the schema holds no ledger any more, or not yet: it is being replaced, or was damaged")
-    return Found(begun[0][0], at, begun[0][1], tuple(SignedEntry.parse(*row) for row in missing))
+    return Beginning(begun[0][0], at, begun[0][1], tuple(SignedEntry.parse(*row) for row in missing))
 
 
 class PostgresDatabase:
@@ -227,7 +227,7 @@ class PostgresDatabase:
         self._connection: Connection | None = None
         self._claims = False
         self._closed = False
-        self._found: Found | None = None
+        self._beginning: Beginning | None = None
         with self._guard():
             self._connected()
 
@@ -237,7 +237,7 @@ class PostgresDatabase:
         with self._guard():
             connection = self._begun(_READ)
             try:
-                yield PostgresSession(connection, self._found)
+                yield PostgresSession(connection, self._beginning)
             finally:
                 self._rollback(connection)
 
@@ -247,7 +247,7 @@ class PostgresDatabase:
         with self._guard():
             connection = self._begun(_WRITE)
             try:
-                yield PostgresSession(connection, self._found)
+                yield PostgresSession(connection, self._beginning)
                 self._commit(connection)
             except BaseException:
                 self._rollback(connection)
@@ -270,10 +270,10 @@ class PostgresDatabase:
 
     def now(self) -> datetime:
         """What time it is by the server's clock, as the last transaction found it."""
-        found = self._found
-        if found is None:
+        beginning = self._beginning
+        if beginning is None:
             return datetime.now(UTC)
-        return found.time + timedelta(seconds=time.monotonic() - found.at)
+        return beginning.time + timedelta(seconds=time.monotonic() - beginning.at)
 
     def hold(self, session: Session, mark: Mark) -> bool:
         """See `Database.hold`."""
@@ -327,7 +327,7 @@ class PostgresDatabase:
         while True:
             connection = self._connected()
             try:
-                self._found = _begin(connection, statements)
+                self._beginning = _begin(connection, statements)
             except psycopg.Error as error:
                 self._rollback(connection)
                 again = error.sqlstate in _AFTER_NOTHING or self._connection is None

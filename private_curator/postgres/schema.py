@@ -184,7 +184,7 @@ class PostgresSchema:
     def missing(self, session: Session) -> Sequence[SignedEntry]:
         """See `LedgerLocation.missing`."""
         assert isinstance(session, PostgresSession)
-        return () if session.found is None else session.found.missing
+        return () if session.beginning is None else session.beginning.missing
 
     def report_missing(self, receipt: SignedEntry) -> None:
         """See `LedgerLocation.report_missing`."""
@@ -245,9 +245,9 @@ class PostgresSchema:
             names = sql.SQL(", ").join(sql.Identifier(self.schema, name) for (name,) in tables)
             connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
         number = 1
-        while self._occupied(connection, kept := f"{self.schema}_replaced_{number}"):
+        while self._occupied(connection, schema := f"{self.schema}_replaced_{number}"):
             number += 1
-        connection.execute(f"ALTER SCHEMA {self.schema} RENAME TO {kept}".encode())
+        connection.execute(f"ALTER SCHEMA {self.schema} RENAME TO {schema}".encode())
 
     def _lock_name(self, connection: Connection) -> None:
         """One maker of this schema after the other, inside the caller's transaction."""

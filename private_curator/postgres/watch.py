@@ -84,8 +84,8 @@ class PostgresWatch:
     def require_calm(self, session: Session) -> None:
         """See `dpswd.private_curator.books.location.Watch`."""
         assert isinstance(session, PostgresSession)
-        assert session.found is not None
-        if session.found.incarnation != self._incarnation or time.monotonic() < self._calm_at:
+        assert session.beginning is not None
+        if session.beginning.incarnation != self._incarnation or time.monotonic() < self._calm_at:
             raise LedgerUnavailable(
                 f"the ledger in {self._location} cannot be used yet: its database was started or replaced moments ago, "
                 "and the other curators look first whether it has all that they have seen; nothing was spent"
@@ -117,10 +117,10 @@ class PostgresWatch:
     def _look(self, connection: Connection) -> None:
         session = begin_reading(connection)
         try:
-            assert session.found is not None
-            if session.found.incarnation != self._incarnation:
+            assert session.beginning is not None
+            if session.beginning.incarnation != self._incarnation:
                 self._calm_at = time.monotonic() + CALM_S  # first: a request may read both in between
-                self._incarnation = session.found.incarnation
+                self._incarnation = session.beginning.incarnation
             entry = self._watcher.look(session)
         finally:
             connection.execute("ROLLBACK")

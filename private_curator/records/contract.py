@@ -64,7 +64,7 @@ def _classes(settings: RecordsSettings) -> tuple[str, ...]:
     return named or names
 
 
-def require_kept(settings: RecordsSettings, data: Target, *, home: Path) -> DataContract:
+def require_contract(settings: RecordsSettings, data: Target, *, home: Path) -> DataContract:
     """What the operator declares, where the records keep it: what a curator needs before it serves.
 
     A pass over all records is made once for a declaration, and kept beside the check of the records.
@@ -80,23 +80,23 @@ def require_kept(settings: RecordsSettings, data: Target, *, home: Path) -> Data
     contract = contract_of(settings, record_shape=data.record_shape, home=home)
     if not contract.value_range:
         return contract
-    known, path = Fingerprint.read(home), home / settings.file
+    stored, path = Fingerprint.read(home), home / settings.file
     declared = _digest(contract, data)
-    checked = known is not None and known.covers(settings, path)
-    if known is not None and checked and known.contract == declared:
+    checked = stored is not None and stored.covers(settings, path)
+    if stored is not None and checked and stored.contract == declared:
         return contract
     if _first_outside(contract, data) is not None:
         raise SettingsError("the records do not keep the declared contract; run `dpswd-curator preflight`")
-    if known is not None and checked:
+    if stored is not None and checked:
         with contextlib.suppress(OSError):  # then the pass is made at each start
-            replace(known, contract=declared).write(home)
+            replace(stored, contract=declared).write(home)
     return contract
 
 
 def _digest(contract: DataContract, data: Target) -> str:
     """Of a declaration, and of how stored values become served ones."""
-    told = (contract.value_range, contract.channel_mean, contract.channel_std)
-    return hashlib.sha256(repr((told, data.record_shape, data.scale, data.offset)).encode()).hexdigest()
+    promises = (contract.value_range, contract.channel_mean, contract.channel_std)
+    return hashlib.sha256(repr((promises, data.record_shape, data.scale, data.offset)).encode()).hexdigest()
 
 
 def _first_outside(contract: DataContract, data: Target) -> int | None:

@@ -70,7 +70,7 @@ def convert(source: Source, out: Path, settings: RecordsSettings) -> Converted:
         if path is not None and path.exists():
             raise SettingsError(f"{path} exists and is not overwritten; choose another name")
     digest = ContentDigest(layout)
-    numbering = _Declared(settings) if settings.classes is not None else _Found(settings.unlabelled)
+    numbering = _Declared(settings) if settings.classes is not None else _Observed(settings.unlabelled)
     labels: list[Numbers] = []
     with _new_file(out) as file:
         _write_header(file, layout, 0)
@@ -105,7 +105,7 @@ class _Declared:
         return class_names(self._settings) or tuple(map(str, range(class_count(self._settings)))), numbers
 
 
-class _Found:
+class _Observed:
     """Numbers labels by the names that are found, sorted, but for the one that says that there is none."""
 
     def __init__(self, unlabelled: str | None) -> None:

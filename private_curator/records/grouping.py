@@ -54,11 +54,11 @@ class FewPerPerson:
         first = self._first_records()
         self.left_out, start = int((~first).sum()), 0
         for batch in self._values.batches():
-            kept = first[start : start + len(batch.records)]
+            chosen = first[start : start + len(batch.records)]
             start += len(batch.records)
-            if kept.any():
-                labels = None if batch.labels is None else batch.labels[kept]
-                yield Batch(np.ascontiguousarray(batch.records[kept]), labels)
+            if chosen.any():
+                labels = None if batch.labels is None else batch.labels[chosen]
+                yield Batch(np.ascontiguousarray(batch.records[chosen]), labels)
 
     def _first_records(self) -> npt.NDArray[np.bool_]:
         """Whether each record is among the first of its person, (n,)."""

@@ -101,16 +101,16 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
             f"records.classes declares {count} classes, but no labels are named; set records.labels_array or "
             "records.labels_file, or leave records.classes out"
         )
-    found: npt.NDArray[np.generic]
+    labels: npt.NDArray[np.generic]
     if isinstance(source, ArraySource) and source.labels is not None:
-        found = source.labels  # read without the records
-        if isinstance(found, np.memmap) and found.dtype.kind in "biu" and _as_stored(settings):
-            return _in_their_file(found, settings, path, records)
+        labels = source.labels  # read without the records
+        if isinstance(labels, np.memmap) and labels.dtype.kind in "biu" and _as_stored(settings):
+            return _in_their_file(labels, settings, path, records)
     else:
-        found = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
-    if len(found) != records:
-        raise DataInvalid(f"{path}: {len(found)} labels for {records} records; needed is one for each")
-    numbers = class_numbers(found, settings, path)
+        labels = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
+    if len(labels) != records:
+        raise DataInvalid(f"{path}: {len(labels)} labels for {records} records; needed is one for each")
+    numbers = class_numbers(labels, settings, path)
     if settings.labelled is not None and int((numbers != UNLABELLED).sum()) != settings.labelled:
         raise DataInvalid(
             f"{path}: records.labelled says that {settings.labelled} records have a label, and not so many have one. "
@@ -124,10 +124,10 @@ def _as_stored(settings: RecordsSettings) -> bool:
     return not class_names(settings) and settings.unlabelled is None
 
 
-def _in_their_file(found: np.memmap[Any, Any], settings: RecordsSettings, path: Path, records: int) -> LabelsInFile:
+def _in_their_file(labels: np.memmap[Any, Any], settings: RecordsSettings, path: Path, records: int) -> LabelsInFile:
     """Checks labels that stay in their file, part by part."""
-    assert found.filename is not None
-    stored = MappedRecords(Path(found.filename), offset=found.offset, dtype=found.dtype, shape=found.shape)
+    assert labels.filename is not None
+    stored = MappedRecords(Path(labels.filename), offset=labels.offset, dtype=labels.dtype, shape=labels.shape)
     if len(stored) != records:
         raise DataInvalid(f"{path}: {len(stored)} labels for {records} records; needed is one for each")
     for part in stored.slices(_AT_A_TIME):
@@ -136,12 +136,12 @@ def _in_their_file(found: np.memmap[Any, Any], settings: RecordsSettings, path: 
 
 
 def class_numbers(
-    found: npt.NDArray[np.generic], settings: RecordsSettings, path: Path
+    labels: npt.NDArray[np.generic], settings: RecordsSettings, path: Path
 ) -> npt.NDArray[np.integer[Any]]:
     """The declared classes' numbers of labels.
 
     Args:
-        found: (n,) labels as they stand in the file.
+        labels: (n,), as they stand in the file.
         settings: with declared classes.
         path: of the file, for errors.
 
@@ -154,13 +154,13 @@ def class_numbers(
     """
     names, count, none = class_names(settings), class_count(settings), settings.unlabelled
     # One or two bytes a label; -1 stands for what is no class.
-    numbers: npt.NDArray[np.integer[Any]] = np.empty(len(found), dtype=np.int8 if count <= 128 else np.int16)
+    numbers: npt.NDArray[np.integer[Any]] = np.empty(len(labels), dtype=np.int8 if count <= 128 else np.int16)
     places = {name: number for number, name in enumerate(names)}
     counted = {text: number for number in range(count) for text in (f"{number}", f"{number}.0")}
     allowed = (
         f"one of the {count} names in records.classes, nor " * bool(names) + f"a whole number from 0 to {count - 1}"
     )
-    first = next((text for label in found if (text := label_text(label)) != none), "")
+    first = next((text for label in labels if (text := label_text(label)) != none), "")
     if not names or (first in counted and not counted.keys() & {*names, none}):
         places = counted
     if none is not None:
@@ -169,19 +169,19 @@ def class_numbers(
             raise SettingsError(
                 f"records.unlabelled is {none!r}, one of records.classes; choose another label for none"
             )
-    for start in range(0, len(found), _AT_A_TIME):
-        part = found[start : start + _AT_A_TIME]
-        if places is not counted or found.dtype.kind not in "biu":
+    for start in range(0, len(labels), _AT_A_TIME):
+        part = labels[start : start + _AT_A_TIME]
+        if places is not counted or labels.dtype.kind not in "biu":
             numbers[start : start + len(part)] = [places.get(label_text(label), UNLABELLED) for label in part.tolist()]
         else:
             # Compared before the cast, so that no large number of another type wraps into the range.
             inside = (part >= 0) & (part < count)  # type: ignore[operator]
             numbers[start : start + len(part)] = np.where(inside, part, UNLABELLED)
-    texts = {label_text(label) for label in np.unique(found[numbers == UNLABELLED]).tolist()}
+    texts = {label_text(label) for label in np.unique(labels[numbers == UNLABELLED]).tolist()}
     if texts - {none}:
         raise RecordsRefused(
             f"{path}: a label is not {allowed}; correct the labels, or name the classes in order in records.classes",
-            found=[label_text(label) for label in np.unique(found).tolist()],
+            values=[label_text(label) for label in np.unique(labels).tolist()],
         )
     return numbers
 

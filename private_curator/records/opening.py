@@ -67,13 +67,13 @@ def format_of(path: Path) -> Format:
         return Format.IMAGES
     if not path.is_file():
         raise RecordsRefused(f"{path} does not exist; set records.file to a file of records or a folder of images")
-    found = SUFFIXES.get(path.suffix.lower())
-    if found is None:
+    kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None:
         raise RecordsRefused(
             f"{path}: files ending in {', '.join(SUFFIXES)} and folders of images are read; "
             f"{path.suffix or 'a name without an ending'} is none of them"
         )
-    return found
+    return kind
 
 
 def check_choice(kind: Format, settings: RecordsSettings) -> None:

@@ -29,13 +29,13 @@ def person_columns(columns: Sequence[str]) -> list[str]:
 
 def with_person_note(table: TableSource) -> TableSource:
     """The table, whose layout says what the operator should know about such columns among a record's values."""
-    found = person_columns(table.columns)
-    if not found:
+    names = person_columns(table.columns)
+    if not names:
         return table
     text = (
-        f"{found[0]!r} looks like a person's number and is a value of each record: it teaches a model nothing, and "
+        f"{names[0]!r} looks like a person's number and is a value of each record: it teaches a model nothing, and "
         "where it repeats, a person has several records. What is promised is for records, not persons: `dpswd-curator "
-        f"records convert --person {found[0]}` keeps one record a person and leaves the column out (with --most K: up "
+        f"records convert --person {names[0]}` keeps one record a person and leaves the column out (with --most K: up "
         "to K, which `init --records-per-person K` prices together)"
     )
     table.layout = replace(table.layout, notes=(*table.layout.notes, text))

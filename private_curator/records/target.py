@@ -89,21 +89,21 @@ def load(settings: RecordsSettings, *, home: Path) -> Target:
     """
     path = home / settings.file
     source = open_source(settings, home=home)
-    known = Fingerprint.read(home)
-    unchanged = known is not None and known.covers(settings, path)
-    if known is not None and not unchanged:
+    checked = Fingerprint.read(home)
+    unchanged = checked is not None and checked.covers(settings, path)
+    if checked is not None and not unchanged:
         _log.info("the records' file has changed since it was checked; all of it is read once more")
     target, digest = _opened(source, settings, path, check=not unchanged)
     # Another number of records has its own refusal, against the ledger.
-    if known is None or unchanged or target.count != known.records:
+    if checked is None or unchanged or target.count != checked.records:
         return target
-    if digest != known.digest:
+    if digest != checked.digest:
         raise SettingsError(
-            f"{path} holds other records than those checked at {known.checked}; a budget belongs to one data set: "
+            f"{path} holds other records than those checked at {checked.checked}; a budget belongs to one data set: "
             "restore the file, or accept the change with `dpswd-curator records accept`"
         )
     try:
-        Fingerprint.of(settings, path, digest=digest, records=target.count, reason=known.reason).write(home)
+        Fingerprint.of(settings, path, digest=digest, records=target.count, reason=checked.reason).write(home)
     except OSError as error:
         _log.warning("the check of the records cannot be kept (%s); it is made at every start", error.strerror)
     return target

@@ -159,8 +159,8 @@ class Loop:
         records = torch.from_numpy(self._array(message["records"]))
         # The adapted values are copied: what autograd keeps must not lie in memory that the next step writes to.
         flat = torch.from_numpy(self._array(message["adapted"]).copy()) if message["adapted"] else None
-        kept = message["differentiable"]
-        features, self._forward = evaluated(extractor, records, names, flat, differentiable=kept)
+        differentiable = message["differentiable"]
+        features, self._forward = evaluated(extractor, records, names, flat, differentiable=differentiable)
         self._write(message["features"], features)
         return {}
 

@@ -26,7 +26,7 @@ from dpswd.shared.core.errors import DpswdError, ExtractionStopped
 from dpswd.shared.core.mechanisms.interface import FloatArray, Session
 
 MAX_LOADED = 4  # extractors that a worker holds: one for each of a few concurrent runs, at most 80 MB each
-_KEPT_BYTES = 256 << 20  # an arena of at most this size is kept for the next step
+_RETAINED_BYTES = 256 << 20  # an arena of at most this size is kept for the next step
 
 
 class _PooledWorker:
@@ -125,7 +125,7 @@ class WorkerPool:
                         session.end()
                 raise
             finally:
-                if pooled.arena is not None and pooled.arena.size > _KEPT_BYTES:
+                if pooled.arena is not None and pooled.arena.size > _RETAINED_BYTES:
                     pooled.drop_arena()
 
     def check(self, graph: bytes, weights: bytes, *, client: str) -> None:

@@ -71,7 +71,7 @@ Confinement = Mapping[str, bool]
 """For each of "namespace", "landlock" and "system calls", whether the kernel has put it in force."""
 
 
-def told(confinement: Confinement) -> str:
+def list_layers(confinement: Confinement) -> str:
     """Which layers hold, in words."""
     held = ", ".join(layer for layer, there in confinement.items() if there) or "nothing"
     missing = ", ".join(layer for layer, there in confinement.items() if not there)
@@ -258,5 +258,5 @@ def _keep_memory(limit: int) -> dict[str, str]:
 
     Given back and taken anew it would cost thousands of page faults a step. Other allocators do not know these names.
     """
-    kept = min(1 << 28, limit // 16)
-    return {"MALLOC_TRIM_THRESHOLD_": str(kept), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+    retained = min(1 << 28, limit // 16)
+    return {"MALLOC_TRIM_THRESHOLD_": str(retained), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}

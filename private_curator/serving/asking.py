@@ -94,11 +94,11 @@ class AskLog:
     """Tells the operator of each request: one line for a charged run and for each refusal, the rest as details.
 
     Attributes:
-        told: further listeners, called with each ask.
+        listeners: further ones, called with each ask.
         odd: called with the words for a ledger that is not as it should be.
     """
 
-    told: tuple[Callable[[Ask], object], ...] = ()
+    listeners: tuple[Callable[[Ask], object], ...] = ()
     odd: Callable[[str], object] = lambda _: None
     _dry: OrderedDict[tuple[str, str, float | None], None] = field(default_factory=OrderedDict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -123,7 +123,7 @@ class AskLog:
             _log.info("%s for %s: %s; %s", ask.operation, who, ask.outcome, text, extra=fields)
         else:
             _log.debug("%s for %s: %s; %s", ask.operation, who, ask.outcome, text, extra=fields)
-        for listener in self.told:
+        for listener in self.listeners:
             listener(ask)
 
     def _of_note(self, ask: Ask) -> bool:

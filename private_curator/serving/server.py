@@ -26,7 +26,7 @@ from dpswd.private_curator.observability import logs
 from dpswd.private_curator.observability.metrics import Metrics, MetricsServer
 from dpswd.private_curator.observability.requests import OK, RequestWatch, tracing_of
 from dpswd.private_curator.records import target
-from dpswd.private_curator.records.contract import require_kept
+from dpswd.private_curator.records.contract import require_contract
 from dpswd.private_curator.records.labels import class_count, load_labels
 from dpswd.private_curator.serving.asking import AskLog
 from dpswd.private_curator.serving.pacing import Pacer
@@ -98,7 +98,7 @@ class CuratorServer:
             torch.set_num_threads(settings.compute.torch_threads)
         data = target.load(settings.records, home=home.path)
         # A wrong one is refused now, in words for the operator, and not at each client's Describe.
-        contract = require_kept(settings.records, data, home=home.path)
+        contract = require_contract(settings.records, data, home=home.path)
         self._home = home
         self._settings = settings
         with contextlib.ExitStack() as opened:  # closes what is open already if something below fails

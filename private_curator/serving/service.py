@@ -210,10 +210,10 @@ class CuratorService:
             GrantNotHeld: no such client, or it is shut out.
             Exception: what the handler met, untranslated: the caller is the operator.
         """
-        known = next((one for one in self.ledger.clients() if one.name == client and not one.revoked), None)
-        if known is None:
+        enrolled = next((one for one in self.ledger.clients() if one.name == client and not one.revoked), None)
+        if enrolled is None:
             raise GrantNotHeld(f"no client named {client!r} may be charged; `dpswd-curator add` registers one")
-        return self._handled(operation, known, request)
+        return self._handled(operation, enrolled, request)
 
     def _received(
         self, requests: Iterator[bytes], context: grpc.ServicerContext, received: Callable[[int], None]
@@ -351,9 +351,9 @@ class CuratorService:
         """The run that this very request has opened, or a new one, charged."""
         request = Request(client=client.name, request_id=request_id, digest=run_digest(parameters))
         # First of all: what was paid for is not asked again whether it may be bought.
-        known = self.ledger.opened_run(request)
-        if known is not None:
-            return known
+        opened = self.ledger.opened_run(request)
+        if opened is not None:
+            return opened
         run, extractor = self.admitted(client, parameters)
         self.crosscheck(run.event)
         if self.ledger.price_run(client=client.name, event=run.event).fits:  # else the ledger refuses, with figures
@@ -400,8 +400,8 @@ class CuratorService:
         """
         seconds = self.trials.seconds(run, extractor)
         if self.pacer.automatic:
-            kept = self.ledger.quantum(self.trials.work(run), milliseconds=quantum_ms(seconds))
-            self.pacer.expect(kept / 1000)
+            quantum = self.ledger.quantum(self.trials.work(run), milliseconds=quantum_ms(seconds))
+            self.pacer.expect(quantum / 1000)
 
     def admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:
         """The checked run, and the extractor that it declares.
@@ -462,6 +462,6 @@ class CuratorService:
 
 def limits_of(own: LimitSettings, *, records: int) -> Limits:
     """The operator's bounds on requests for a data set of so many records."""
-    told = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
+    values = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
     most = min(own.max_batch_size, records)
-    return Limits(**told | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})
+    return Limits(**values | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})

@@ -128,7 +128,7 @@ class Turns:
             TooManyRequests: it has as many under way, or as many replies unread, as one client may; or there is no
                 room to receive a request.
         """
-        kept = self._largest
+        reserved = self._largest
         self._take_place(client)
         with self._changed:
             try:
@@ -138,10 +138,10 @@ class Turns:
                 raise
 
         def received(size: int) -> None:
-            nonlocal kept
+            nonlocal reserved
             with self._changed:
-                self._add(self._bytes, client, size - kept)
-                kept = size
+                self._add(self._bytes, client, size - reserved)
+                reserved = size
                 self._changed.notify_all()
 
         try:
@@ -149,7 +149,7 @@ class Turns:
         finally:
             with self._changed:
                 self._leave(self._places, client)
-                self._add(self._bytes, client, -kept)
+                self._add(self._bytes, client, -reserved)
                 self._changed.notify_all()
 
     @contextmanager

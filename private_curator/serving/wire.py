@@ -26,8 +26,8 @@ def declared(parameters: bytes) -> RunParameters:
 
 def budget(account: AccountStatus, *, closed: bool) -> pb.BudgetStatus:
     """An account as it stands."""
-    told = ("epsilon", "delta", "epsilon_spent", "epsilon_remaining")
-    return pb.BudgetStatus(**{name: getattr(account, name) for name in told}, closed=closed)
+    names = ("epsilon", "delta", "epsilon_spent", "epsilon_remaining")
+    return pb.BudgetStatus(**{name: getattr(account, name) for name in names}, closed=closed)
 
 
 def without_places(text: str, location: object) -> str:

@@ -220,8 +220,8 @@ class PermissionSettings(SettingsGroup):
     def allowed_to(self, client: str) -> tuple[str, ...] | None:
         """Names of the mechanisms that a client may use; None for all."""
         said = {name: allowed.split(",") for name, _, allowed in (entry.partition("=") for entry in self.mechanisms)}
-        found = said.get(client, said.get("*"))
-        return None if found is None else tuple(found)
+        allowed = said.get(client, said.get("*"))
+        return None if allowed is None else tuple(allowed)
 
 
 def _at_most(most: int, meaning: str, *, unit: str, least: int = 1) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dpswd.private_curator.sandbox.pool import WorkerPool
-from dpswd.private_curator.sandbox.process import WorkerSettings, told
+from dpswd.private_curator.sandbox.process import WorkerSettings, list_layers
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.steps.engine import Engine
 from dpswd.private_curator.steps.local import LocalEngine
@@ -51,7 +51,7 @@ def report(engine: Engine) -> None:
         )
         return
     confinement = engine.ready()
-    _log.info("extraction worker: %s", told(confinement))
+    _log.info("extraction worker: %s", list_layers(confinement))
     if not (confinement.get("namespace") or confinement.get("system calls")):
         _log.warning("the extraction worker has a network: this machine allows neither namespaces nor seccomp filters")
     if not confinement.get("landlock"):
@@ -74,7 +74,7 @@ def examine(engine: Engine, *, secret: Path) -> str:
             "unless every client is trusted"
         )
     try:
-        confined = told(engine.ready())
+        confined = list_layers(engine.ready())
         with socket.create_server(("127.0.0.1", 0)) as listener:
             could = engine.probe(port=listener.getsockname()[1], secret=str(secret))
     finally:

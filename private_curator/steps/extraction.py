@@ -19,7 +19,7 @@ from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
-MAX_KNOWN = 64  # extractors whose shapes are remembered; a few kilobytes each
+MAX_REMEMBERED = 64  # extractors whose shapes are remembered; a few kilobytes each
 
 
 class ExtractorCatalogue:
@@ -37,8 +37,8 @@ class ExtractorCatalogue:
         self._approval = approval
         self._ledger = ledger
         self._engine = engine
-        remembered = functools.lru_cache(maxsize=MAX_KNOWN)
-        self._known = remembered(lambda graph, client: _facts(self._read(Kind.GRAPH, graph, client)))
+        remembered = functools.lru_cache(maxsize=MAX_REMEMBERED)
+        self._cached = remembered(lambda graph, client: _facts(self._read(Kind.GRAPH, graph, client)))
 
     def check(self, graph: bytes, weights: bytes, *, record_shape: tuple[int, ...], client: str) -> ModelFacts:
         """Builds an uploaded extractor and proves on synthetic records that no row of it sees another.
@@ -68,7 +68,7 @@ class ExtractorCatalogue:
             if not self._uploads.owns(kind, digest, client=client):
                 raise _unknown(kind)
         read = functools.partial(self._read_both, graph, weights, client)
-        return ExtractorSource(key=f"{graph} {weights}", facts=self._known(graph, client), read=read)
+        return ExtractorSource(key=f"{graph} {weights}", facts=self._cached(graph, client), read=read)
 
     def check_approved(self, graph_digest: str) -> None:
         """Lets a graph pass that the operator allows to run.

@@ -21,7 +21,7 @@ from typing import Any
 
 MOST_ROWS = 1000
 """Rows of one day; a row has at most about a kilobyte."""
-KEPT_DAYS = 400
+RETENTION_DAYS = 400
 """A little more than a year: the report of a year has all of them."""
 WRITTEN_EVERY_S = 1.0
 """Seconds between two writings."""
@@ -162,8 +162,8 @@ class AskBook:
                 key = (_stamp(ask.time)[:10], ask.client, ask.fingerprint, ask.operation, ask.outcome, int(ask.dry_run))
                 if key not in self._refused and len(self._refused) >= MOST_ROWS:
                     key = _anybody(key)
-                known = self._refused.get(key)
-                self._refused[key] = _Counted(1, ask, ask) if known is None else known.and_another(ask)
+                previous = self._refused.get(key)
+                self._refused[key] = _Counted(1, ask, ask) if previous is None else previous.and_another(ask)
             elif ask.fingerprint:
                 self._seen[ask.fingerprint] = ask
             if self._thread is None:
@@ -212,7 +212,7 @@ class AskBook:
         """Drops what is too old, once a day."""
         today = dt.datetime.now(dt.UTC).date()
         if self._day != today.isoformat():
-            oldest = (today - dt.timedelta(days=KEPT_DAYS)).isoformat()
+            oldest = (today - dt.timedelta(days=RETENTION_DAYS)).isoformat()
             connection.execute("DELETE FROM refusals WHERE day < ?", (oldest,))
             connection.execute("DELETE FROM seen WHERE last < ?", (oldest,))
             self._day = today.isoformat()
@@ -263,9 +263,9 @@ def _anybody(key: _Key) -> _Key:
 
 
 def _add(connection: sqlite3.Connection, key: _Key, counted: _Counted) -> None:
-    known = connection.execute(f"SELECT 1 FROM refusals WHERE {_KEY}", key).fetchone()  # noqa: S608 a constant
+    previous = connection.execute(f"SELECT 1 FROM refusals WHERE {_KEY}", key).fetchone()  # noqa: S608 a constant
     (rows,) = connection.execute("SELECT count(*) FROM refusals WHERE day = ?", key[:1]).fetchone()
-    if known is None and rows >= MOST_ROWS:
+    if previous is None and rows >= MOST_ROWS:
         key = _anybody(key)
     last, stamps = counted.last, (_stamp(counted.first.time), _stamp(counted.last.time))
     asked = (last.peer, last.mechanism, last.epsilon, last.purpose)

@@ -138,20 +138,20 @@ class CertificateAuthority:
         # Nothing but name and key is taken over: extensions that the requester wrote are ignored.
         return self._sign_client(public_key, name=name, days=days)
 
-    def make_client(self, *, name: str, days: float = LEAF_DAYS, kept: bool = True) -> tuple[ClientCertificate, bytes]:
+    def make_client(self, *, name: str, days: float = LEAF_DAYS, store: bool = True) -> tuple[ClientCertificate, bytes]:
         """Makes a certificate and its key (PEM), for a first try on one machine.
 
         Args:
             name: the client's.
             days: validity of the certificate.
-            kept: whether a copy goes to the issued ones; off for the health check, which makes one every few seconds.
+            store: whether a copy goes to the issued ones; off for the health check, which makes one every few seconds.
 
         Raises:
             InvalidValue: the name is not allowed.
         """
         check_client_name(name)
         key = ec.generate_private_key(ec.SECP256R1())
-        return self._sign_client(key.public_key(), name=name, days=days, kept=kept), private_pem(key)
+        return self._sign_client(key.public_key(), name=name, days=days, store=store), private_pem(key)
 
     def credentials(self, certificate_fingerprint: str) -> dict[str, bytes]:
         """A client's certificate and this authority's, as the files that the client keeps.
@@ -179,7 +179,7 @@ class CertificateAuthority:
         write_public(directory / CA_CERTIFICATE, (self._directory / CA_CERTIFICATE).read_bytes())
 
     def _sign_client(
-        self, public_key: ec.EllipticCurvePublicKey, *, name: str, days: float, kept: bool = True
+        self, public_key: ec.EllipticCurvePublicKey, *, name: str, days: float, store: bool = True
     ) -> ClientCertificate:
         certificate = self._signed(named(name), public_key, ExtendedKeyUsageOID.CLIENT_AUTH, days=days)
         issued = ClientCertificate(
@@ -188,7 +188,7 @@ class CertificateAuthority:
             expires=certificate.not_valid_after_utc,
             pem=certificate.public_bytes(serialization.Encoding.PEM),
         )
-        if kept:
+        if store:
             copies = self._directory / ISSUED
             copies.mkdir(exist_ok=True)
             write_public(copies / f"{issued.fingerprint}.crt", issued.pem)

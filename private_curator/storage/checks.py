@@ -50,7 +50,7 @@ class CheckNotes:
     def all(self) -> dict[str, Check]:
         """The last check of each kind; none where the file is missing or damaged."""
         try:
-            told = json.loads(self._path.read_text(encoding="utf-8"))
-            return {kind: Check(**check) for kind, check in told.items()}
+            checks = json.loads(self._path.read_text(encoding="utf-8"))
+            return {kind: Check(**check) for kind, check in checks.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}

@@ -134,10 +134,10 @@ def _chain(error: BaseException) -> list[dict[str, object]]:
 
 def _from_worker(error: WorkerFailed) -> list[dict[str, object]]:
     """A worker's types and frames; it computes with records, so that nothing but short names is taken from it."""
-    found: list[dict[str, object]] = []
+    incidents: list[dict[str, object]] = []
     for link in error.chain[:MAX_ERRORS]:
         frames = link.get("frames")
-        found.append(
+        incidents.append(
             {
                 "type": str(link.get("type"))[:_MAX_FRAME_LENGTH],
                 "frames": [
@@ -145,4 +145,4 @@ def _from_worker(error: WorkerFailed) -> list[dict[str, object]]:
                 ],
             }
         )
-    return found
+    return incidents

@@ -52,9 +52,9 @@ class Notices:
         asked = entry.kind == Kind.BUDGET_REQUESTED
         if asked or entry.kind not in ASKED_BY_CLIENTS | GO_WITH_A_CHARGE:
             stated = ("client", "by", "reason", "purpose", "epsilon", "number", "decision")
-            told = {name: entry.payload[name] for name in stated if name in entry.payload}
-            told |= {"by": who(told["by"])} if "by" in told else {}
-            self._tell("request" if asked else "act", act=entry.kind, entry=entry.seq, time=entry.time, **told)
+            fields = {name: entry.payload[name] for name in stated if name in entry.payload}
+            fields |= {"by": who(fields["by"])} if "by" in fields else {}
+            self._tell("request" if asked else "act", act=entry.kind, entry=entry.seq, time=entry.time, **fields)
 
     def refused(self, ask: Ask) -> None:
         """Tells the first refusal of a client for one reason on one day."""
@@ -63,12 +63,12 @@ class Notices:
         with self._lock:
             if len(self._refused) >= _REMEMBERED:
                 self._refused.clear()
-            known = key in self._refused
+            noticed = key in self._refused
             self._refused.add(key)
-        if not known:
-            told = {name: getattr(ask, name) for name in ("client", "operation", "fingerprint", "peer", "dry_run")}
+        if not noticed:
+            fields = {name: getattr(ask, name) for name in ("client", "operation", "fingerprint", "peer", "dry_run")}
             epsilon = {} if ask.epsilon is None else {"epsilon": ask.epsilon}
-            self._tell("refused", reason=ask.outcome, time=ask.time.isoformat(), **told, **epsilon)
+            self._tell("refused", reason=ask.outcome, time=ask.time.isoformat(), **fields, **epsilon)
 
     def budgets(self, read: Callable[[], LedgerStatus]) -> None:
         """Tells each budget that became low, once until it is larger again.
@@ -104,11 +104,11 @@ class Notices:
             self._waiting.put(None)
             thread.join()
 
-    def _tell(self, kind: str, **told: Any) -> None:
+    def _tell(self, kind: str, **fields: Any) -> None:
         if not self._command:
             return
         try:
-            self._waiting.put_nowait({"format": "dpswd-notice-1", "kind": kind, "data_set": self._data_set, **told})
+            self._waiting.put_nowait({"format": "dpswd-notice-1", "kind": kind, "data_set": self._data_set, **fields})
         except queue.Full:
             _log.warning("a notice was dropped: %d wait for operators.notify_command", MOST_WAITING)
         with self._lock:
@@ -117,9 +117,9 @@ class Notices:
                 self._thread.start()
 
     def _run(self) -> None:
-        while (told := self._waiting.get()) is not None:
+        while (notice := self._waiting.get()) is not None:
             assert self._command is not None  # nothing waits without one
-            data = f"{json.dumps(told, sort_keys=True)}\n".encode()
+            data = f"{json.dumps(notice, sort_keys=True)}\n".encode()
             try:
                 # The operator's own program.
                 subprocess.run(self._command, input=data, check=True, timeout=_COMMAND_S, stdout=subprocess.DEVNULL)  # noqa: S603

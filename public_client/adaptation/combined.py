@@ -120,8 +120,8 @@ class CombinedAdaptation:
             raise InvalidValue("nothing was fitted yet; call fit first")
         if self.comparison is None:
             return self.candidates[-1]
-        (found,) = (one for one in self.candidates if one.name == self.comparison.winner)
-        return found
+        (match,) = (one for one in self.candidates if one.name == self.comparison.winner)
+        return match
 
     def fit(self, source_loader: Batches, *, progress: bool = True) -> CombinedAdaptation:
         """Trains on the source, asks for each part that the hospital can give, and compares what was made of it.
@@ -149,9 +149,9 @@ class CombinedAdaptation:
                 begun = list(made.values())[-1].model
                 if before_target_alone(begun.extractor):  # the next part learns from the source as well
                     begun = made["source"].model
-                found = self._adapted(part, begun, batches, spent[part], progress=progress)
+                adapted = self._adapted(part, begun, batches, spent[part], progress=progress)
                 name = part if len(made) == 1 else "records and labels"
-                made[name] = Candidate(name, found.model(), found)
+                made[name] = Candidate(name, adapted.model(), adapted)
                 self.candidates = tuple(made.values())  # what is paid for is there, whatever comes next
         if "evaluation" in spent:
             try:
@@ -170,29 +170,29 @@ class CombinedAdaptation:
 
     def __str__(self) -> str:
         """What each part was worth."""
-        kept, told = self.chosen.name, self.comparison
-        if told is None:
-            known = dict.fromkeys((one.name for one in self.candidates), "not known")
+        best, comparison = self.chosen.name, self.comparison
+        if comparison is None:
+            texts = dict.fromkeys((one.name for one in self.candidates), "not known")
             head = f"accuracy on the hospital's labelled records is not known{': ' * bool(self.refused)}{self.refused}"
         else:
-            known = {
+            texts = {
                 name: "not known" if math.isnan(accuracy) else f"{accuracy:.1f}%"
-                for name, accuracy in told.accuracies.items()
+                for name, accuracy in comparison.accuracies.items()
             }
-            head = f"accuracy on the hospital's labelled records, each to within {told.error:.1f} points (95%):"
-        lines = [f"{name:<20} {text}{'  <- kept' if name == kept else ''}" for name, text in known.items()]
+            head = f"accuracy on the hospital's labelled records, each to within {comparison.error:.1f} points (95%):"
+        lines = [f"{name:<20} {text}{'  <- kept' if name == best else ''}" for name, text in texts.items()]
         return "\n".join([head, *lines])
 
     def _epsilons(self) -> dict[str, float]:
         """What each part may cost; a hospital that lacks what a part needs leaves its share to the others."""
-        told = self.hospital.describe()
+        own = self.hospital.describe()
         offered = {part: method.mechanism.name for part, method in self._methods.items()}
         offered["evaluation"] = Compare().mechanism.name
-        able = {part: self.shares.get(part, 0.0) for part, name in offered.items() if name in told.mechanisms}
+        able = {part: self.shares.get(part, 0.0) for part, name in offered.items() if name in own.mechanisms}
         able = {part: share for part, share in able.items() if share > 0.0}
         if not set(able) - {"evaluation"}:
             raise InvalidValue(
-                f"{told.data_set} offers {', '.join(told.mechanisms)}, and of these shares wants nothing to learn from"
+                f"{own.data_set} offers {', '.join(own.mechanisms)}, and of these shares wants nothing to learn from"
             )
         total = math.fsum(able.values())
         return {part: self.epsilon * share / total for part, share in able.items()}

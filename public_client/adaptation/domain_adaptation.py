@@ -188,7 +188,7 @@ class DomainAdaptation:
         ask_first(
             list(self.sites.values()),
             lambda shape: self._declarable(batches, shape),
-            lambda told: self._compare(batches, told.contract),
+            lambda description: self._compare(batches, description.contract),
             straggler_s=None if several is None else several.straggler_s,
             all_or_none=several is not None and several.absent == "refuse",
         )

@@ -222,10 +222,10 @@ class Federation(AbstractContextManager["Federation"]):
             )
             return {name: hospital.curator for name, hospital in made[0].hospitals.items()}
 
-        found = shared_curators(connect)
+        curators = shared_curators(connect)
         federation = cls(
-            {name: Hospital(curator) for name, curator in found.items()},
-            weights={name: weight for name, weight in (weights or {}).items() if name in found},
+            {name: Hospital(curator) for name, curator in curators.items()},
+            weights={name: weight for name, weight in (weights or {}).items() if name in curators},
             straggler_s=straggler_s,
             absent=absent,
         )
@@ -329,7 +329,7 @@ class Federation(AbstractContextManager["Federation"]):
     def _ask(self, ask: Callable[[str], _Value]) -> dict[str, _Value]:
         """Asks all sites something free; those that cannot be reached are left out, or needed."""
         alone = Ranks.current().size == 1  # ranks ask together, in one order
-        found, lost = ask_each(list(self.hospitals), ask, parallel=alone, straggler_s=self.straggler_s)
+        answers, lost = ask_each(list(self.hospitals), ask, parallel=alone, straggler_s=self.straggler_s)
         for error in lost.values():
             if not isinstance(error, ProtocolError):
                 raise error
@@ -337,9 +337,9 @@ class Federation(AbstractContextManager["Federation"]):
             raise _first_of(lost)
         for name, error in lost.items():
             self._leave_out(name, error)
-        if not found:
+        if not answers:
             raise next(iter((lost or self.lost).values()))
-        return found
+        return answers
 
     def _leave_out(self, name: str, error: DpswdError) -> None:
         self.lost[name] = error
@@ -394,10 +394,10 @@ def _of_rank_0(made: list[Federation]) -> dict[str, DpswdError]:
 
     Errors do not travel whole; the others get the name of theirs, and its words.
     """
-    told = Ranks.current().share(
+    words = Ranks.current().share(
         lambda: {name: f"{type(error).__name__}: {error}" for name, error in made[0].lost.items()}
     )
-    return made[0].lost if made else {name: CuratorUnavailable(text) for name, text in told.items()}
+    return made[0].lost if made else {name: CuratorUnavailable(text) for name, text in words.items()}
 
 
 def _of_site(value: _Value | Mapping[str, _Value] | None, name: str) -> _Value | None:

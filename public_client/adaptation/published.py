@@ -100,7 +100,7 @@ class PublishedHospital(Hospital):
         Raises:
             InvalidValue: the method, or a number, asks for another release than the file holds.
         """
-        chosen, told, proposal = Replay() if method is None else method, self.describe(), self.release.proposal
+        chosen, facts, proposal = Replay() if method is None else method, self.describe(), self.release.proposal
         prepared = proposal.parameters
         for name, given, held in (("steps", steps, prepared.steps), ("batch_size", batch_size, prepared.batch_size)):
             if given not in (None, held):
@@ -108,12 +108,12 @@ class PublishedHospital(Hospital):
         plan = Plan(
             method=chosen,
             epsilon=self.release.publication.message.run.epsilon,
-            delta=told.data_set_budget.delta,
-            records=told.records,
-            record_shape=told.record_shape,
-            classes=told.classes,
-            partly_labelled=told.partly_labelled,
-            labelled=told.labelled,
+            delta=facts.data_set_budget.delta,
+            records=facts.records,
+            record_shape=facts.record_shape,
+            classes=facts.classes,
+            partly_labelled=facts.partly_labelled,
+            labelled=facts.labelled,
             steps=prepared.steps,
             batch_size=prepared.batch_size,
             feature_dimension=self.release.graph.feature_dimension,
@@ -122,8 +122,8 @@ class PublishedHospital(Hospital):
             published=True,
         )
         extractor_of = UploadedExtractor(prepared.graph_digest, prepared.weights_digest)
-        known = chosen.mechanism.name == prepared.mechanism
-        if not known or not same_but_for_map(plan.parameters(extractor_of), prepared):
+        same = chosen.mechanism.name == prepared.mechanism
+        if not same or not same_but_for_map(plan.parameters(extractor_of), prepared):
             raise InvalidValue(
                 f"{self.release.path} holds a release of {prepared.mechanism!r} that was prepared with other settings "
                 f"than those of {chosen!r}; give the method and the settings (--setting) of the proposal"

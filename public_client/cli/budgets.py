@@ -40,8 +40,8 @@ def _show(asked: Sequence[BudgetAnswer], output: str) -> None:
 
 
 def _line(asked: BudgetAnswer) -> str:
-    wanted = f"request {asked.number} of {asked.time[:10]}, epsilon {asked.epsilon:g} more ({asked.purpose}):"
+    request = f"request {asked.number} of {asked.time[:10]}, epsilon {asked.epsilon:g} more ({asked.purpose}):"
     if not asked.decision:
-        return f"{wanted} waits for the operator"
+        return f"{request} waits for the operator"
     granted = f", epsilon {rounded(asked.granted, up=False)} granted" if asked.granted else ""
-    return f"{wanted} {asked.decision}{granted}: {asked.reason}"
+    return f"{request} {asked.decision}{granted}: {asked.reason}"

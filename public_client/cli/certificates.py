@@ -21,13 +21,13 @@ def init(name: str, out: Path, output: str) -> None:
     from dpswd.shared.certificates import request_fingerprint
 
     request = make_identity(name, out)
-    told = request_fingerprint(request.read_bytes())
+    fingerprint = request_fingerprint(request.read_bytes())
     text = (
         f"{request}: send it to the curator's operator, who returns client.crt and ca.crt for {out}\n"
-        f"fingerprint of the request: {told}\n"
+        f"fingerprint of the request: {fingerprint}\n"
         "tell it to the operator over another way, such as the telephone: approval asks for it"
     )
-    tell(output, {"key": str(out / "client.key"), "request": str(request), "request_fingerprint": told}, text)
+    tell(output, {"key": str(out / "client.key"), "request": str(request), "request_fingerprint": fingerprint}, text)
 
 
 @click.command()
@@ -66,8 +66,8 @@ def certificate(credentials: Path, renewing: bool, renewed: Path | None, output:
         )
         tell(output, {"renewal": str(path), "request": str(request)}, text)
     elif renewed is None and request.is_file() and not (credentials / CERTIFICATE).exists():
-        told = request_fingerprint(request.read_bytes())
-        tell(output, {"request_fingerprint": told}, f"no certificate yet; fingerprint of the request {told}")
+        digest = request_fingerprint(request.read_bytes())
+        tell(output, {"request_fingerprint": digest}, f"no certificate yet; fingerprint of the request {digest}")
     else:
         _show(read_identity(credentials) if renewed is None else install(renewed, credentials), output)
 
@@ -76,7 +76,7 @@ def _show(identity: Identity, output: str) -> None:
     from dpswd.public_client.curator.identity import RENEW_BEFORE
 
     left = identity.expires - dt.datetime.now(dt.UTC)
-    known = {"name": identity.name, "fingerprint": identity.fingerprint, "expires": identity.expires.isoformat()}
+    facts = {"name": identity.name, "fingerprint": identity.fingerprint, "expires": identity.expires.isoformat()}
     advice = "" if left > RENEW_BEFORE else "; renew it now with `dpswd-client certificate --renew`"
     text = f"{identity.name}, expires {identity.expires:%Y-%m-%d} ({left.days} days){advice}"
-    tell(output, known | {"days_left": left.days}, f"{text}\nfingerprint {identity.fingerprint}")
+    tell(output, facts | {"days_left": left.days}, f"{text}\nfingerprint {identity.fingerprint}")

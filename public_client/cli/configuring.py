@@ -27,8 +27,8 @@ def settings(output: str) -> None:
     if output == "json":
         echo_json(rows)
         return
-    found = "" if settings_file().is_file() else " (not there)"
-    click.echo(f"from {settings_file()}{found} and the environment; --curator and --credentials override both")
+    absent = "" if settings_file().is_file() else " (not there)"
+    click.echo(f"from {settings_file()}{absent} and the environment; --curator and --credentials override both")
     for row in rows:
         value = "none" if row["value"] is None else row["value"]
         facts = "; ".join(fact for fact in (f"default {row['default']}", row["unit"], row["allowed"]) if fact)

@@ -81,19 +81,19 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
     context.call_on_close(consoles.close)
     for number, (name, changes) in enumerate(_METHODS.items(), start=1):
         own = folder / f"method-{number}"
-        kept = {"output.checkpoint": own, "output.save": own / "adapted.safetensors"}
-        wanted = read_experiment(None, settings | changes | ({} if name == _NON_PRIVATE else kept))
-        check(wanted)
-        with connected_hospitals(wanted, task) as hospitals:
+        files = {"output.checkpoint": own, "output.save": own / "adapted.safetensors"}
+        trial = read_experiment(None, settings | changes | ({} if name == _NON_PRIVATE else files))
+        check(trial)
+        with connected_hospitals(trial, task) as hospitals:
             if hospitals is not None:
                 if not results:
                     console.print(str(hospitals.describe()[ALONE]), highlight=False)
                     address = consoles.enter_context(console_of(own / "hospital" / "home"))
                     console.print(f"[bold]Operator's console[/], until the demo ends: {address}", soft_wrap=True)
                 console.print(f"\n[bold]{name}[/]")
-            results[name] = result = adapt(wanted, task, source, hospitals, seed=seed, progress=progress)
-            for told in (result.trained.adapted or result.trained.plans).values():
-                console.print(str(told), highlight=False)
+            results[name] = result = adapt(trial, task, source, hospitals, seed=seed, progress=progress)
+            for each in (result.trained.adapted or result.trained.plans).values():
+                console.print(str(each), highlight=False)
             if not refusal:
                 again = read_experiment(None, settings | changes | {"privacy.epsilon": epsilon / 2})
                 try:

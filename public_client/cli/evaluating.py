@@ -56,14 +56,14 @@ def evaluate(
     from dpswd.public_client.training.saved_model import load_adapted
 
     loaded = load_adapted(model, device="cpu")
-    wanted = Evaluate(confusion=confusion, bins=bins)
+    method = Evaluate(confusion=confusion, bins=bins)
     with connect(address, credentials, run_directory=directory, purpose=purpose) as hospital:
-        plan = hospital.plan_evaluation(wanted, epsilon=epsilon)
+        plan = hospital.plan_evaluation(method, epsilon=epsilon)
         if price:
             plan, quote = quoted_for(hospital.curator, loaded, plan)
-            known = {"accuracy_error": accuracy_error(plan), "quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
+            costs = {"accuracy_error": accuracy_error(plan), "quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
             counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} alone"
-            tell(output, plan.to_json() | known, f"{plan}\n{counted}")
+            tell(output, plan.to_json() | costs, f"{plan}\n{counted}")
             if not quote.fits:
                 raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
             return
@@ -96,7 +96,7 @@ def _begun(directory: Path, plan: Plan) -> tuple[Plan, EvaluationIds] | None:
         return None
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        begun, known = Plan.from_json(values["plan"], method=Evaluate), EvaluationIds(**values["ids"])
+        begun, ids = Plan.from_json(values["plan"], method=Evaluate), EvaluationIds(**values["ids"])
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"{file} cannot be read; choose another --directory") from error
     if (begun.method, begun.epsilon) != (plan.method, plan.epsilon):
@@ -104,7 +104,7 @@ def _begun(directory: Path, plan: Plan) -> tuple[Plan, EvaluationIds] | None:
             f"{directory} holds an evaluation with other options (epsilon {begun.epsilon}, {begun.method}); repeat it "
             "with its own, or choose another --directory"
         )
-    return begun, known
+    return begun, ids
 
 
 def _keep(directory: Path, plan: Plan, ids: EvaluationIds) -> None:

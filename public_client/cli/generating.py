@@ -115,8 +115,8 @@ def generate(
         plan, quote = plan_generator(curator, method, epsilon=epsilon, steps=steps, batch_size=batch)
         if out is None or only_plan:
             counted = f"  {'ledger':<9} counts epsilon {rounded(quote.epsilon, up=True)} alone"
-            known = {"quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
-            tell(output, plan.to_json() | known, f"{plan}\n{counted}")
+            price = {"quote": {"epsilon": quote.epsilon, "fits": quote.fits}}
+            tell(output, plan.to_json() | price, f"{plan}\n{counted}")
             return
         if output == "text":
             click.echo(plan, err=True)
@@ -189,12 +189,12 @@ def _tell(generator: Generator, files: _Files, written: list[Path], output: str)
     """Writes the files and says what there is."""
     written = [*written, *files.write(generator)]
     if output == "json":
-        known = {"facts": dict(generator.facts), "files": [str(file) for file in written], "rows": files.rows}
-        echo_json(known)
+        facts = {"facts": dict(generator.facts), "files": [str(file) for file in written], "rows": files.rows}
+        echo_json(facts)
         return
     if cost := generator.facts.get("guarantee"):
-        told = f"epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}"
-        click.echo(f"{told}: {generator.facts['releases']}")
+        text = f"epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}"
+        click.echo(f"{text}: {generator.facts['releases']}")
     for file in written:
         click.echo(f"wrote {file}")
 
@@ -226,8 +226,8 @@ def _list_methods() -> None:
     from dpswd.public_client.generation import GENERATION_METHODS
 
     for name, method in GENERATION_METHODS.items():
-        told = (method.__doc__ or "").splitlines()[0]
-        click.echo(f"{name:<12} {told}")
+        summary = (method.__doc__ or "").splitlines()[0]
+        click.echo(f"{name:<12} {summary}")
         own = ", ".join(f"{field.name}={field.default}" for field in fields(method))
         if own:
             click.echo(f"{'':<12} settings: {own}")
@@ -243,10 +243,10 @@ def _curator(
         from dpswd.public_client.testing.mock import MockCurator
 
         try:
-            told: Any = json.loads(description.read_text(encoding="utf-8"))
+            values: Any = json.loads(description.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise SettingsError(f"{description} cannot be read: {error}") from error
-        mock = MockCurator(Description.from_json(told))
+        mock = MockCurator(Description.from_json(values))
         mock.purpose = purpose
         yield mock
         return

@@ -136,7 +136,7 @@ def plan(
 def _as_text(made: Plan, compared: Plan | None, together: Together | None) -> str:
     if compared is None or together is None:
         return str(made)
-    return f"{made}\n{compared}\n{together.told(made, compared)}"
+    return f"{made}\n{compared}\n{together.summary(made, compared)}"
 
 
 def _plan_of_release(release: Path, key: Path | None, output: str, method: Method, **wishes: Any) -> None:
@@ -166,22 +166,22 @@ def _plan_ladder(
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
-        told = hospital.describe()
-        model, declaration = _model(given, told)
+        described = hospital.describe()
+        model, declaration = _model(given, described)
         ladder = ladder_for(
-            model, hospital, record_shape=told.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
-        ).timed(model, told.record_shape)
+            model, hospital, record_shape=described.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
+        ).timed(model, described.record_shape)
         admitted = not ask or admits(hospital.curator, next(iter(ladder.plans.values())), model)
-    fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= told.remaining * (1.0 + 1e-9)
-    room = f"epsilon {rounded(told.remaining, up=False)} is left now"
+    fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= described.remaining * (1.0 + 1e-9)
+    room = f"epsilon {rounded(described.remaining, up=False)} is left now"
     room += "; the curator would admit it now (asked; nothing was spent)" * (fits and ask)
     tell(output, ladder.to_json() | {"fits": fits}, f"{ladder}\n{room}{'' if fits else ': it does NOT fit'}")
-    _uncompared(told, output, declaration)
+    _uncompared(described, output, declaration)
     if not fits:
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _model(given: Mapping[str, Any], told: Description) -> tuple[Model, DataContract | None]:
+def _model(given: Mapping[str, Any], described: Description) -> tuple[Model, DataContract | None]:
     """The team's model and its source's names, held to the hospital's records, or the ready network for these."""
     from dpswd.public_client.data.networks import ready_network
     from dpswd.public_client.experiments.start import aligned, declared, load_data, require_alike, untrained
@@ -189,15 +189,15 @@ def _model(given: Mapping[str, Any], told: Description) -> tuple[Model, DataCont
 
     own = None
     if not given:
-        extractor, classifier = ready_network(told.record_shape, max(2, told.classes))
+        extractor, classifier = ready_network(described.record_shape, max(2, described.classes))
     else:
         if "data.source" not in given:
             raise click.UsageError("--label, --network and --model need --source, records that the model takes")
-        wanted = read_experiment(None, {**given, "dry_run.enabled": True})  # nobody is asked for a run
-        task = aligned(wanted, load_data(wanted), {"": told})
-        require_alike(wanted, task, {"": told})
-        extractor, classifier = untrained(wanted, task)
-        own = declared(wanted, task)
+        experiment = read_experiment(None, {**given, "dry_run.enabled": True})  # nobody is asked for a run
+        task = aligned(experiment, load_data(experiment), {"": described})
+        require_alike(experiment, task, {"": described})
+        extractor, classifier = untrained(experiment, task)
+        own = declared(experiment, task)
     return Model(extractor.eval(), classifier.eval()), own
 
 

@@ -30,10 +30,10 @@ format_option = click.option(
 
 def curator_options(command: _Command) -> _Command:
     """``--curator HOST:PORT --credentials DIR``; arrive as `address` and `credentials`. The settings may name both."""
-    told = f"{CREDENTIALS_HELP}  [setting: curator.credentials]"
-    command = click.option("--credentials", type=DIRECTORY, callback=_from_settings, help=told)(command)
-    told = "The curator's host:port.  [setting: curator.address]"
-    return click.option("--curator", "address", callback=_from_settings, help=told)(command)
+    text = f"{CREDENTIALS_HELP}  [setting: curator.credentials]"
+    command = click.option("--credentials", type=DIRECTORY, callback=_from_settings, help=text)(command)
+    text = "The curator's host:port.  [setting: curator.address]"
+    return click.option("--curator", "address", callback=_from_settings, help=text)(command)
 
 
 def connect(address: str, credentials: Path, *, run_directory: Path | None = None, purpose: str = "") -> Hospital:
@@ -73,10 +73,10 @@ def from_settings(name: str, option: str, value: Any) -> Any:
         return value
     from dpswd.public_client.settings import load
 
-    found = getattr(load().curator, name)
-    if found is None:
+    setting = getattr(load().curator, name)
+    if setting is None:
         raise click.UsageError(f"Missing option '{option}'; give it, or set curator.{name} (`dpswd-client settings`)")
-    return found
+    return setting
 
 
 def key_values(option: str, words: tuple[str, ...]) -> dict[str, Any]:
@@ -85,16 +85,16 @@ def key_values(option: str, words: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         SettingsError: a word is none.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise SettingsError(f"{option} {word!r} must be KEY=VALUE, such as coefficients=4")
         try:
-            found[key] = json.loads(value)
+            values[key] = json.loads(value)
         except json.JSONDecodeError:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def tell(output: str, document: Any, text: object) -> None:

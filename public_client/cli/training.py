@@ -86,9 +86,9 @@ def _key_options(command: Callable[..., None], keys: dict[str, str], shown: froz
         owner = schema
         for part in section:
             owner = schema["$defs"][type(Experiment.model_fields[part].default).__name__]
-        told = owner["properties"][name]
-        value = told.get("anyOf", [told])[0]  # the other is null
-        repeated, default = value["type"] == "array", told.get("default")
+        entry = owner["properties"][name]
+        value = entry.get("anyOf", [entry])[0]  # the other is null
+        repeated, default = value["type"] == "array", entry.get("default")
         one = value.get("items", value)
         hints = ["Repeat it for several."] * repeated + [f"[default: {default}]"] * (not repeated and bool(default))
         command = click.option(
@@ -99,7 +99,7 @@ def _key_options(command: Callable[..., None], keys: dict[str, str], shown: froz
             hidden=option not in shown,
             type=click.Choice(value["enum"]) if "enum" in value else None,
             metavar=None if "enum" in value else one.get("format", one["type"]).upper(),
-            help=" ".join([told["description"], *hints]),
+            help=" ".join([entry["description"], *hints]),
         )(command)
     return command
 
@@ -109,10 +109,10 @@ def _help_all(context: click.Context, _parameter: click.Parameter, value: bool) 
         hidden = [each for each in context.command.params if isinstance(each, click.Option) and each.hidden]
         for each in hidden:
             each.hidden = False
-        told = context.get_help()
+        text = context.get_help()
         for each in hidden:
             each.hidden = True
-        click.echo(told)
+        click.echo(text)
         context.exit()
 
 
@@ -195,15 +195,15 @@ def train(
         return
     given = given_keys(options)
     given |= _curators(curators, credentials, dry_run="dry_run.enabled" in given) | _releases(releases, keys)
-    wanted = read_experiment(file, given | changed_keys(changes, settings))
-    approach(wanted.method.name)  # an unknown name is refused before anything else happens
+    experiment = read_experiment(file, given | changed_keys(changes, settings))
+    approach(experiment.method.name)  # an unknown name is refused before anything else happens
     if print_experiment:
-        click.echo(wanted.to_yaml(), nl=False)
+        click.echo(experiment.to_yaml(), nl=False)
         return
     from dpswd.public_client.experiments.run import run
 
-    results = run(wanted, progress=output == "text")
-    echo_json(_json(wanted, results)) if output == "json" else _text(wanted, results, explain=explain)
+    results = run(experiment, progress=output == "text")
+    echo_json(_json(experiment, results)) if output == "json" else _text(experiment, results, explain=explain)
     _require_compared(results)
 
 
@@ -242,11 +242,11 @@ def _releases(files: tuple[str, ...], keys: tuple[Path, ...]) -> dict[str, Any]:
             f"--release is given {len(files)} times and --key {len(keys)} times; they belong together: a release is "
             "worth what the key is, which the hospital hands over by another way"
         )
-    found = []
+    releases = []
     for word, key in zip(files, keys, strict=True):
         name, _, file = word.rpartition("=")
-        found.append({"file": Path(file).absolute(), "key": key.absolute()} | ({"name": name} if name else {}))
-    return {"releases": found} if found else {}
+        releases.append({"file": Path(file).absolute(), "key": key.absolute()} | ({"name": name} if name else {}))
+    return {"releases": releases} if releases else {}
 
 
 def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_run: bool) -> dict[str, Any]:
@@ -258,16 +258,16 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
             f"--curator is given {len(addresses)} times and --credentials {len(credentials)} times; they belong "
             "together, one for each hospital, or neither for a rehearsal"
         )
-    found = []
+    curators = []
     for index, word in enumerate(addresses):
         name, _, address = word.rpartition("=")
         # A dry run opens no connection and reads no key.
         own = credentials[index].absolute() if credentials else Path()
-        found.append({"address": address, "credentials": own} | ({"name": name} if name else {}))
-    return {"curators": found}
+        curators.append({"address": address, "credentials": own} | ({"name": name} if name else {}))
+    return {"curators": curators}
 
 
-def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
+def _text(experiment: Experiment, results: list[Result], *, explain: bool) -> None:
     last = results[-1]
     if last.trained.adapted is not None:
         several = last.trained.adapted
@@ -282,8 +282,8 @@ def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
             )
         elif report["finding"] and not last.trained.adapted:
             click.echo(f"{report['site']}: {report['outcome']}; {report['finding' if explain else 'plain']}")
-    _accuracies(results, of="control" if wanted.method.name == "control" else "adapted")
-    if wanted.dry_run.enabled:
+    _accuracies(results, of="control" if experiment.method.name == "control" else "adapted")
+    if experiment.dry_run.enabled:
         click.echo("DRY RUN: no server was asked and nothing was spent. The records were synthetic, so accuracy is")
         click.echo("meaningless and not shown. A real run would be charged:")
         for name, charges in last.charges.items():
@@ -292,7 +292,7 @@ def _text(wanted: Experiment, results: list[Result], *, explain: bool) -> None:
         return
     for name, budget in last.budgets.items():
         label = "epsilon" if len(last.budgets) == 1 else name
-        delta = last.trained.plans[name].delta if name in last.trained.plans else wanted.privacy.delta
+        delta = last.trained.plans[name].delta if name in last.trained.plans else experiment.privacy.delta
         click.echo(
             f"{label:<12} data set {rounded(budget['spent'], up=True)} spent, "
             f"{rounded(budget['remaining'], up=False)} left to you, delta {delta:g}"
@@ -305,38 +305,38 @@ def _accuracies(results: list[Result], *, of: str) -> None:
     """Where they are known: before, of the control, after; `of` is what the last is called at one site."""
     sites = results[-1].accuracies
     for name in sites:
-        known = {
+        rows = {
             "source-only": ([result.source_only for result in results], ""),
             "control": ([result.control for result in results], " (the default's tuning without a release)"),
             of if len(sites) == 1 else name: ([result.accuracies[name] for result in results], ""),
         }
-        for label, (own, note) in known.items():
+        for label, (own, note) in rows.items():
             if not math.isnan(own[0]) and not math.isnan(results[-1].accuracies[name]):
                 click.echo(f"{label:<12} {_mean_and_deviation(own)}{note}")
 
 
-def _json(wanted: Experiment, results: list[Result]) -> dict[str, Any]:
+def _json(experiment: Experiment, results: list[Result]) -> dict[str, Any]:
     """One document; the figures of one seed at one site also stand at its top, by short names."""
-    found: dict[str, Any] = {
-        "experiment": wanted.name,
-        "task": wanted.data.task if wanted.data.source is None else wanted.data.source.stem,
-        "dry_run": wanted.dry_run.enabled,
+    document: dict[str, Any] = {
+        "experiment": experiment.name,
+        "task": experiment.data.task if experiment.data.source is None else experiment.data.source.stem,
+        "dry_run": experiment.dry_run.enabled,
         "runs": [result.to_json() for result in results],
     }
     last = results[-1]
     if len(results) == 1 and len(last.accuracies) == 1:
-        run = found["runs"][0]
-        found |= {
+        run = document["runs"][0]
+        document |= {
             "seed": last.seed,
             "source_only": run["source_only"],
             "control": run["control"],
             "seconds": last.seconds,
         }
-        found["adapted"] = next(iter(run["accuracy"].values()))
+        document["adapted"] = next(iter(run["accuracy"].values()))
         for name, plan in last.trained.plans.items():
-            found |= {"method": plan.method.name, "steps": plan.steps}
-            found |= {"epsilon": plan.epsilon, "delta": plan.delta} | last.budgets.get(name, {})
-    return found
+            document |= {"method": plan.method.name, "steps": plan.steps}
+            document |= {"epsilon": plan.epsilon, "delta": plan.delta} | last.budgets.get(name, {})
+    return document
 
 
 def _mean_and_deviation(values: list[float]) -> str:

@@ -85,8 +85,8 @@ def verify(
     findings = (*unreadable, *report.findings)
     if output == "json":
         counts = {name: getattr(report, name) for name in ("receipts", "runs", "steps", "last")}
-        found = [{"kind": finding.tampering.value, "entry": finding.seq, "text": finding.text} for finding in findings]
-        echo_json({"ok": not findings, **counts, "ledger_entries": report.entries, "findings": found})
+        rows = [{"kind": finding.tampering.value, "entry": finding.seq, "text": finding.text} for finding in findings]
+        echo_json({"ok": not findings, **counts, "ledger_entries": report.entries, "findings": rows})
     else:
         _tell(report, findings)
     if findings:
@@ -104,12 +104,12 @@ def _tell(report: VerifyReport, findings: tuple[Finding, ...]) -> None:
 def _tell_release(path: Path) -> None:
     from dpswd.shared.protocol.publications import Publication
 
-    told = Publication.read(path).message
-    price = f"epsilon {rounded(told.run.epsilon, up=True)} at delta {told.description.data_set_budget.delta:g}"
+    message = Publication.read(path).message
+    price = f"epsilon {rounded(message.run.epsilon, up=True)} at delta {message.description.data_set_budget.delta:g}"
     click.echo(
-        f"{path}: one release of all {told.description.records} records of {told.description.data_set!r}, {price}"
+        f"{path}: one release of all {message.description.records} records of {message.description.data_set!r}, {price}"
     )
-    click.echo(f"  asked for: {told.proposal.purpose}\n  published for: {told.purpose}")
+    click.echo(f"  asked for: {message.proposal.purpose}\n  published for: {message.purpose}")
 
 
 def _lines(path: Path) -> list[str]:

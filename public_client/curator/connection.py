@@ -52,14 +52,14 @@ class Patience:
             nobody was ever reached.
         first_pause_s: the pause after the first failure; each further pause is twice as long.
         longest_pause_s: the pause stops growing here.
-        told: whoever waits knows already why.
+        quiet: whoever waits knows already why.
     """
 
     timeout_s: float = 120.0
     total_s: float = 180.0
     first_pause_s: float = 0.1
     longest_pause_s: float = 10.0
-    told: bool = False
+    quiet: bool = False
     signs: bool = True
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ def call(
         DpswdError: the curator's refusal as its typed error; after the last retryable failure, that failure.
     """
     begun = alive = clock()
-    wait_s, said, signs = patience.first_pause_s, patience.told, patience.signs
+    wait_s, said, signs = patience.first_pause_s, patience.quiet, patience.signs
     while True:
         try:
             reply = method(request, timeout=patience.timeout_s)

@@ -179,8 +179,8 @@ class Description:
             return ()
         whole = self.data_set_budget
         epsilon, delta = promised_to_person(whole.epsilon, whole.delta, self.records_per_person)
-        told = (
+        text = (
             f"one has at most {self.records_per_person} of the records; the data set's budget, which counts records, "
             f"promises a person epsilon {epsilon:g} at delta {delta:g}"
         )
-        return (("persons", told),)
+        return (("persons", text),)

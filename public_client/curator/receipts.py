@@ -63,15 +63,15 @@ class ReceiptFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._known: set[str] | None = None
+        self._lines: set[str] | None = None
 
     def append(self, entry: SignedEntry) -> None:
         """Stores a receipt durably; one that is there already (a repeated request) is left out."""
         line = entry.to_json()
         with self._lock:
-            if self._known is None:
-                self._known = set(_lines(self.path))
-            if line in self._known:
+            if self._lines is None:
+                self._lines = set(_lines(self.path))
+            if line in self._lines:
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="ascii") as file:
@@ -79,7 +79,7 @@ class ReceiptFile:
                 file.write(line + "\n" if _ends_a_line(self.path) else "\n" + line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            self._known.add(line)
+            self._lines.add(line)
 
     def newest(self) -> SignedEntry | None:
         """The last of the ledger's entries that is proved here; None if there is none. Damaged lines are left out."""

@@ -71,10 +71,10 @@ class ReleaseFile:
             if getattr(asked, name) != getattr(self.proposal, name):
                 text = f"is not that of the extractor that {self.path} was made with; begin with the file's own "
                 raise invalid(name, text + "(`PublishedHospital.load_extractor`) and source_epochs=0")
-        known = self.proposal.parameters
+        declared = self.proposal.parameters
         reply = pb.UploadExtractorResponse(
-            graph_digest=known.graph_digest,
-            weights_digest=known.weights_digest,
+            graph_digest=declared.graph_digest,
+            weights_digest=declared.weights_digest,
             feature_dimension=self.graph.feature_dimension,
         )
         return Exchange(asked, reply)
@@ -84,31 +84,31 @@ class ReleaseFile:
 
     def _open_run(self, asked: pb.OpenRunRequest) -> Exchange:
         """The run that was charged, whatever the public map that is chosen now: the prepared one is declared."""
-        prepared, wanted = self.proposal.parameters, RunParameters.from_message(asked.parameters)
-        if not same_but_for_map(wanted, prepared):
+        prepared, requested = self.proposal.parameters, RunParameters.from_message(asked.parameters)
+        if not same_but_for_map(requested, prepared):
             differing = [
-                one.name for one in fields(prepared) if getattr(wanted, one.name) != getattr(prepared, one.name)
+                one.name for one in fields(prepared) if getattr(requested, one.name) != getattr(prepared, one.name)
             ]
             raise invalid(
                 "parameters",
                 f"{self.path} holds the one run that was prepared, and this one differs in {', '.join(differing)}; "
                 "train by the plan that PublishedHospital.plan makes, with the settings of the proposal",
             )
-        told, reply = self.publication.message, pb.OpenRunResponse()
-        reply.CopyFrom(told.run)
+        publication, reply = self.publication.message, pb.OpenRunResponse()
+        reply.CopyFrom(publication.run)
         if asked.validate_only:
             reply.ClearField("run_id")
             reply.ClearField("receipt")
             return Exchange(asked, reply)
-        sent = pb.OpenRunRequest(request_id=told.run_request_id, parameters=prepared.to_message())
+        sent = pb.OpenRunRequest(request_id=publication.run_request_id, parameters=prepared.to_message())
         return Exchange(sent, reply)
 
     def _draw_step(self, asked: pb.DrawStepRequest) -> Exchange:
-        told = self.publication.message
-        if asked.run_id != told.run.run_id or asked.payload != self.proposal.payload:
+        record = self.publication.message
+        if asked.run_id != record.run.run_id or asked.payload != self.proposal.payload:
             raise invalid("payload", f"{self.path} holds the answer to one request, and this is another")
-        sent = pb.DrawStepRequest(run_id=asked.run_id, request_id=told.step_request_id, payload=self.proposal.payload)
-        return Exchange(sent, told.step)
+        sent = pb.DrawStepRequest(run_id=asked.run_id, request_id=record.step_request_id, payload=self.proposal.payload)
+        return Exchange(sent, record.step)
 
 
 def same_but_for_map(one: RunParameters, other: RunParameters) -> bool:

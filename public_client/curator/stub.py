@@ -102,7 +102,7 @@ class Curator(AbstractContextManager["Curator"]):
             )
             newest = None if receipts is None else receipts.newest()
             try:
-                told = curator.describe(patience=first, present=newest).ledger_public_key
+                public_key = curator.describe(patience=first, present=newest).ledger_public_key
             except CuratorUnavailable:
                 # With what may be wrong, for whoever waits.
                 why = explain(address, credentials=Path(credentials), server_name=server_name)
@@ -110,14 +110,14 @@ class Curator(AbstractContextManager["Curator"]):
                 if wait_s <= first.total_s or left_s <= 0:
                     raise
                 attempt_s = min(first.timeout_s, max(left_s, _LEAST_ATTEMPT_S))
-                left = Patience(timeout_s=attempt_s, total_s=left_s, told=True, signs=False)
+                left = Patience(timeout_s=attempt_s, total_s=left_s, quiet=True, signs=False)
                 _log.warning("waiting for a curator at %s, for up to %.0f s more: %s", address, left_s, why)
-                told = curator.describe(patience=left, present=newest).ledger_public_key
+                public_key = curator.describe(patience=left, present=newest).ledger_public_key
             pinned = Path(credentials) / LEDGER_KEY_FILE
             if pinned.is_file():
-                check_pinned(pinned, told)
+                check_pinned(pinned, public_key)
             if receipts is not None:
-                receipts.pin(told)
+                receipts.pin(public_key)
         except CuratorUnavailable as error:
             curator.close()
             if not never_answered(error):
@@ -154,9 +154,9 @@ class Curator(AbstractContextManager["Curator"]):
             request.newest_receipt.statement = present.statement
             request.newest_receipt.signature = present.signature
         sent = self.transport.exchange("Describe", request, patience=patience)
-        told = Description.from_message(sent.reply)
-        self._ledger_key = bytes.fromhex(told.ledger_public_key)
-        return told
+        description = Description.from_message(sent.reply)
+        self._ledger_key = bytes.fromhex(description.ledger_public_key)
+        return description
 
     def upload_extractor(self, graph: bytes, weights: bytes) -> UploadedExtractor:
         """Uploads an extractor as data. Free, and harmless to repeat.
@@ -191,23 +191,23 @@ class Curator(AbstractContextManager["Curator"]):
         digest: str = self.transport.exchange("UploadSource", request).reply.source_digest
         return digest
 
-    def price_run(self, parameters: RunParameters, *, wanted: float = 0.0) -> Quote:
+    def price_run(self, parameters: RunParameters, *, requested_epsilon: float = 0.0) -> Quote:
         """Asks what a run would cost, and whether it fits, without spending anything.
 
         Args:
             parameters: the declaration.
-            wanted: the epsilon that was asked for, where a run that does not fit is to be refused: the operator sees
-                the refusal, and this figure. A question of a search states none.
+            requested_epsilon: what was asked for, where a run that does not fit is to be refused: the operator sees the
+                refusal, and this figure. A question of a search states none.
 
         Returns:
             The price in epsilon, at the data set's delta.
 
         Raises:
             RequestInvalid: the declaration breaks a rule; each is named.
-            BudgetExhausted: it does not fit, and `wanted` is stated.
+            BudgetExhausted: it does not fit, and `requested_epsilon` is stated.
         """
         request = pb.OpenRunRequest(
-            parameters=parameters.to_message(), validate_only=True, purpose=self.purpose, wanted=wanted
+            parameters=parameters.to_message(), validate_only=True, purpose=self.purpose, wanted=requested_epsilon
         )
         return Quote.from_message(self.transport.exchange("OpenRun", request).reply)
 

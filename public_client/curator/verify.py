@@ -86,11 +86,11 @@ def verify(
     names = {entry.payload.get("client") for entry in own if entry.signed_by(public_key)}
     length: int | None = None
     if ledger is not None:
-        view, found = _read_ledger(ledger, public_key, own, client=str(min(names, default="", key=str)))
+        view, problems = _read_ledger(ledger, public_key, own, client=str(min(names, default="", key=str)))
         if names and view.shown and not any(entry.signed_by(public_key) for entry in view.shown.values()):
             # One cause, and one finding: all that follows from it says nothing more.
             return _report(own, [*findings, Finding(tampering=Tampering.FORGED, seq=0, text=_ANOTHERS)], view.entries)
-        findings += found
+        findings += problems
         findings += hold_receipts(own, view.hashes, view.entries, public_key)
         if names and view.client not in names:
             text = f"the view was made for {view.client!r}, the receipts are those of {sorted(map(str, names))}"
@@ -100,8 +100,8 @@ def verify(
         if complete:
             findings += _unreceipted(shown, own)
         for lines in earlier:
-            before, found = ledger_view.read_view(lines, public_key)
-            findings += found
+            before, problems = ledger_view.read_view(lines, public_key)
+            findings += problems
             findings += ledger_view.hold_earlier(view, before)
         length = view.entries
     elif complete:
@@ -157,9 +157,7 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[SignedEntry], list[Findin
                     wrong.append(finding_at(Tampering.UNREADABLE, entry, str(error)))
                 else:
                     entries.append(entry)
-            findings += [
-                Finding(tampering=found.tampering, seq=found.seq, text=f"{file}: {found.text}") for found in wrong
-            ]
+            findings += [Finding(tampering=flaw.tampering, seq=flaw.seq, text=f"{file}: {flaw.text}") for flaw in wrong]
     return entries, findings
 
 
@@ -186,10 +184,10 @@ def receipt_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    found = sorted(path.rglob(RECEIPTS_FILE)) if path.is_dir() else []
-    if not found:
+    files = sorted(path.rglob(RECEIPTS_FILE)) if path.is_dir() else []
+    if not files:
         raise SettingsError(f"{path} holds no {RECEIPTS_FILE}; give the run directories, or receipt files")
-    return found
+    return files
 
 
 def pinned_key(*, given: Path | None, credentials: Path | None, receipts: Iterable[Path]) -> bytes:
@@ -275,28 +273,28 @@ class _OwnBooks:
         payload = entry.payload
         client, run, digest = payload.get("client"), str(payload.get("run")), str(payload.get("digest"))
         self._client = self._client or client
-        found = []
+        broken = []
         if client != self._client:
-            found.append(f"it belongs to {client!r}, the others to {self._client!r}")
+            broken.append(f"it belongs to {client!r}, the others to {self._client!r}")
         if self._requests.setdefault(str(payload.get("request_id")), (digest, run)) != (digest, run):
-            found.append("its request id stands for another request")
+            broken.append("its request id stands for another request")
         if entry.kind == RUN_OPENED:
-            return found + self._opened(run, payload)
+            return broken + self._opened(run, payload)
         step = payload.get("step")
         if type(step) is not int or step < 1:
-            return [*found, "steps are counted from 1"]
-        return found + self._charged(run, step) + self._in_order(entry.kind, run, step)
+            return [*broken, "steps are counted from 1"]
+        return broken + self._charged(run, step) + self._in_order(entry.kind, run, step)
 
     def _opened(self, run: str, payload: Mapping[str, object]) -> list[str]:
-        found = ["its run was charged before"] if run in self._runs else []
+        broken = ["its run was charged before"] if run in self._runs else []
         steps, prices = payload.get("steps"), payload.get("prices")
         if type(steps) is not int or steps < 1:
-            return [*found, "a run has at least one step"]
+            return [*broken, "a run has at least one step"]
         self._runs[run] = steps
         for scope, price in prices.items() if isinstance(prices, Mapping) else ():
             if price is not None and not _grows(price):
-                found.append(f"its price for the {scope} is negative or unreadable: spending never shrinks")
-        return found
+                broken.append(f"its price for the {scope} is negative or unreadable: spending never shrinks")
+        return broken
 
     def _charged(self, run: str, step: int) -> list[str]:
         steps = self._runs.get(run)

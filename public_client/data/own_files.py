@@ -71,15 +71,15 @@ def _arrays(path: Path, label: str | None) -> tuple[npt.NDArray[np.float32], npt
     try:
         with np.load(path, allow_pickle=False) as archive:
             held = list(archive.files)
-            found = {wanted: archive[wanted] for wanted in ("x", name) if wanted in held}
+            arrays = {key: archive[key] for key in ("x", name) if key in held}
     except (ValueError, OSError, EOFError) as error:
         raise DataInvalid(f"{path} cannot be read as an .npz of plain arrays: {error}") from error
-    if missing := [wanted for wanted in ("x", name) if wanted not in held]:
+    if missing := [key for key in ("x", name) if key not in held]:
         raise DataInvalid(
             f"{path} holds no array {missing[0]!r}; needed are x, the records, and {name}, the labels (--label names "
             f"another); {no_such(missing[0], held)}"
         )
-    x, y = found["x"], found[name]
+    x, y = arrays["x"], arrays[name]
     if x.ndim < 2 or y.shape != (len(x),) or not len(x) or x.dtype.kind not in "fiu":
         raise DataInvalid(
             f"{path}: x has shape {x.shape} of {x.dtype} and {name} {y.shape}; needed are numbers (n, ...) and (n,), n "
@@ -123,23 +123,23 @@ def _numbered(
     if labels.dtype.kind not in "biuUS":
         raise DataInvalid(f"{path}: the labels have type {labels.dtype}; needed are whole numbers from 0, or names")
     texts = labels.astype(str)
-    found = sorted(set(texts.tolist()) - ({str(UNLABELLED)} if unlabelled else set()))
-    shown = ", ".join(found[:_SHOWN]) + ", ..." * (len(found) > _SHOWN)
-    numbers = all(re.fullmatch(r"-?\d{1,9}", text) for text in found)
+    distinct = sorted(set(texts.tolist()) - ({str(UNLABELLED)} if unlabelled else set()))
+    shown = ", ".join(distinct[:_SHOWN]) + ", ..." * (len(distinct) > _SHOWN)
+    numbers = all(re.fullmatch(r"-?\d{1,9}", text) for text in distinct)
     if not names and not numbers:
-        if len(found) > MAX_CLASSES or 2 * len(found) > len(texts):
+        if len(distinct) > MAX_CLASSES or 2 * len(distinct) > len(texts):
             raise DataInvalid(
-                f"{path}: {len(found)} labels differ in {len(texts)} records ({shown}); are they classes?"
+                f"{path}: {len(distinct)} labels differ in {len(texts)} records ({shown}); are they classes?"
             )
-        names = tuple(found)
+        names = tuple(distinct)
     places = {name: number for number, name in enumerate(names)} | ({str(UNLABELLED): UNLABELLED} if unlabelled else {})
-    strange = [text for text in found if names and text not in places]
+    strange = [text for text in distinct if names and text not in places]
     if strange and not (numbers and all(0 <= int(text) < len(names) for text in strange)):
         raise DataInvalid(f"{path}: label {strange[0]!r} is none of the classes {', '.join(names)}; found: {shown}")
     if names and not strange:
         return np.array([places[text] for text in texts.tolist()], dtype=np.int64), names
     whole = texts.astype(np.int64)
-    gap = not names and not unlabelled and found != sorted(map(str, range(len(found))))
+    gap = not names and not unlabelled and distinct != sorted(map(str, range(len(distinct))))
     if gap or whole.min(initial=0) < UNLABELLED:
         raise DataInvalid(
             f"{path}: the labels are {shown}; needed are 0, 1, ... without a gap, in the order of the hospital's "

@@ -63,7 +63,7 @@ class Ranks:
             dist.broadcast_object_list(heard, src=0)
             return cast(_Answer, _heard(heard[0]))
         answer, error = _tried(act)
-        dist.broadcast_object_list([_told(answer, error)], src=0)
+        dist.broadcast_object_list([_to_bytes(answer, error)], src=0)
         if error is not None:
             raise error
         return cast(_Answer, answer)
@@ -118,7 +118,7 @@ class Ranks:
             return [act(number) for number in range(count)]
         own, error = _tried(lambda: {number: act(number) for number in range(self.rank, count, self.size)})
         parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, _told(own, error))
+        dist.all_gather_object(parts, _to_bytes(own, error))
         if error is not None:
             raise error
         together = {number: answer for part in parts for number, answer in _heard(part).items()}
@@ -166,20 +166,20 @@ def _tried(act: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return None, error
 
 
-def _told(answer: Any, error: Exception | None) -> bytes:
+def _to_bytes(answer: Any, error: Exception | None) -> bytes:
     """The same for other ranks; see `_heard`."""
     packed = io.BytesIO()
     torch.save((answer, None if error is None else _packed(error)), packed)
     return packed.getvalue()
 
 
-def _heard(told: bytes) -> Any:
+def _heard(packed: bytes) -> Any:
     """What another rank's act came to.
 
     Raises:
         Exception: its error.
     """
-    answer, error = torch.load(io.BytesIO(told), map_location=_own_device, weights_only=False)
+    answer, error = torch.load(io.BytesIO(packed), map_location=_own_device, weights_only=False)
     if error is not None:
         raise _unpacked(*error)
     return answer

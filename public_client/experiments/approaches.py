@@ -211,7 +211,7 @@ def _climbed(_: Approach, problem: Problem) -> Trained:
     if "epsilon" not in problem.wishes:
         raise InvalidValue("epsilon is missing; say what the ladder may cost")
     hospitals = problem.hospital if isinstance(problem.hospital, Federation) else {ALONE: problem.hospital}
-    found = adapt(
+    adapted = adapt(
         Model(copy.deepcopy(problem.extractor), copy.deepcopy(problem.classifier)),
         problem.source,
         hospitals,
@@ -225,13 +225,13 @@ def _climbed(_: Approach, problem: Problem) -> Trained:
         log=problem.log,
         progress=problem.progress,
     )
-    asked = {name: own for name, own in found.items() if own.lost is None}
+    asked = {name: own for name, own in adapted.items() if own.lost is None}
     return Trained(
         models={name: own.model for name, own in asked.items()},
         plans={name: own.plan for name, own in asked.items()},
         histories={name: own.history for name, own in asked.items()},
-        reports=[report for name, own in found.items() for report in own.reports(name)],
-        adapted=found,
+        reports=[report for name, own in adapted.items() for report in own.reports(name)],
+        adapted=adapted,
     )
 
 
@@ -298,8 +298,8 @@ def approach(name: str) -> Approach:
     Raises:
         InvalidValue: there is none.
     """
-    for found in APPROACHES:
-        if found.name == name:
-            return found
+    for candidate in APPROACHES:
+        if candidate.name == name:
+            return candidate
     near = "".join(f"; did you mean {each!r}?" for each in difflib.get_close_matches(name, approach_names(), n=1))
     raise InvalidValue(f"there is no method {name!r}; allowed: {', '.join(approach_names())}{near}")

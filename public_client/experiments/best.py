@@ -24,7 +24,7 @@ _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 COMPARED = 3
 """Models: source-only, control and adapted."""
-_KEPT = "comparison"
+_RECORD = "comparison"
 """Name in a checkpoint."""
 
 
@@ -127,32 +127,32 @@ def _deliver(site: Site, models: Mapping[str, Model], epsilon: float) -> None:
     distinct, same = _distinct(models, site.plan.record_shape)
     also = "".join(f"; {one} is the same model as {other}" for one, other in same.items())
     if len(distinct) == 1:
-        told, chosen = "there is one model and nothing to compare", ADAPTED
+        text, chosen = "there is one model and nothing to compare", ADAPTED
     else:
         try:
-            found = _compared(site, distinct, epsilon)
+            comparison = _compared(site, distinct, epsilon)
         except DpswdError as error:
             site.not_compared = error
             site.finding = f"the models were not compared ({error}), so the adapted one is delivered; {site.finding}"
             _log.warning("%s: %s", site.name, site.finding)
             return
-        chosen = found.winner
-        told = f"{found}: {chosen} is delivered"
-        if not found.clear:
-            told += f", no clear difference: two standard errors are {found.difference:.1f} points"
+        chosen = comparison.winner
+        text = f"{comparison}: {chosen} is delivered"
+        if not comparison.clear:
+            text += f", no clear difference: two standard errors are {comparison.difference:.1f} points"
     site.model = models[chosen]
     site.outcome = site.outcome if chosen == ADAPTED else f"{chosen} delivered"
-    site.finding = told + also + (f"; {site.finding}" if site.finding else "")
+    site.finding = text + also + (f"; {site.finding}" if site.finding else "")
     _log.info("%s: %s", site.name, site.finding)
 
 
 def _distinct(models: Mapping[str, Model], shape: tuple[int, ...]) -> tuple[dict[str, Model], dict[str, str]]:
     """Models that compute differently, and which of the others is the same as which; the adapted one stays."""
-    kept: dict[tuple[bytes, bytes], str] = {}
+    names: dict[tuple[bytes, bytes], str] = {}
     same: dict[str, str] = {}
     for name in sorted(models, key=lambda name: name != ADAPTED):
         ready = Declarable.of(_whole({name: models[name]})[name], shape)
-        other = kept.setdefault((ready.graph.to_bytes(), ready.weights), name)
+        other = names.setdefault((ready.graph.to_bytes(), ready.weights), name)
         if other != name:
             same[name] = other
     return {name: model for name, model in models.items() if name not in same}, same
@@ -160,14 +160,14 @@ def _distinct(models: Mapping[str, Model], shape: tuple[int, ...]) -> tuple[dict
 
 def _compared(site: Site, models: Mapping[str, Model], epsilon: float) -> Comparison:
     """Asks, or asks again by what a checkpoint holds: then by the very weights that were asked about first."""
-    kept = None if site.store is None else site.store.read(_KEPT)
-    if kept is not None:
-        return Asked.from_json(json.loads(kept["asked"])).answered(site.curator)
+    record = None if site.store is None else site.store.read(_RECORD)
+    if record is not None:
+        return Asked.from_json(json.loads(record["asked"])).answered(site.curator)
     whole = _whole(models)
     plan = plan_comparison(site.curator.describe(), len(whole), epsilon=epsilon)
     asked = Asked.of(site.curator, whole, plan)
     if site.store is not None:
-        site.store.write(_KEPT, {"asked": json.dumps(asked.to_json())})
+        site.store.write(_RECORD, {"asked": json.dumps(asked.to_json())})
     return asked.answered(site.curator)
 
 

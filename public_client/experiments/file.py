@@ -343,10 +343,10 @@ def _put(values: dict[str, Any], keys: list[str], value: Any) -> None:
 def _problem(problem: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        known = _keys_at(problem["loc"][:-1])
-        close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        keys = _keys_at(problem["loc"][:-1])
+        close = difflib.get_close_matches(str(problem["loc"][-1]), keys, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        return f"{key} is unknown; {hint}allowed: {', '.join(known)}"
+        return f"{key} is unknown; {hint}allowed: {', '.join(keys)}"
     if problem["type"] == "missing":
         return f"{key} is missing"
     text = str(problem["msg"]).removeprefix("Value error, ")

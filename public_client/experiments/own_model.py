@@ -47,13 +47,13 @@ def network_of(code: str) -> Any:
         raise SettingsError(f"{file} cannot be imported: {error}") from error
     if not hasattr(module, name):
         own = vars(module).items()
-        known = [key for key, value in own if _is_model(value) or getattr(value, "__module__", "") == module.__name__]
-        close = difflib.get_close_matches(name, known, n=1)
+        names = [key for key, value in own if _is_model(value) or getattr(value, "__module__", "") == module.__name__]
+        close = difflib.get_close_matches(name, names, n=1)
         meant = f"; did you mean {close[0]}?" if close else ""
-        raise SettingsError(f"{file} has no {name}; it has {', '.join(known) or 'nothing of its own'}{meant}")
-    found = getattr(module, name)
+        raise SettingsError(f"{file} has no {name}; it has {', '.join(names) or 'nothing of its own'}{meant}")
+    value = getattr(module, name)
     try:
-        made = copy.deepcopy(found) if _is_model(found) else found()
+        made = copy.deepcopy(value) if _is_model(value) else value()
     except (TypeError, ValueError, RuntimeError) as error:
         raise SettingsError(f"{code} is not {_NEEDED}: {error}") from error
     if not _is_model(made):

@@ -58,10 +58,10 @@ def prepare(
             f"{method.name} cannot be prepared for a publication: {method.unpublished}; prepare with replay or "
             "statistics"
         )
-    wanted = make_plan(description, method, epsilon=epsilon, steps=1, batch_size=description.records)
+    smallest = make_plan(description, method, epsilon=epsilon, steps=1, batch_size=description.records)
     ready = method.declarable(extractor, description.record_shape, None)
     curator = MockCurator(description)
-    plan, quote = quoted(curator, ready, wanted)
+    plan, quote = quoted(curator, ready, smallest)
     feature_map = map_from_source(source_features, target_norm=norm)
     assert plan.noise is not None, "quoted with its noise"
     return Proposal(
@@ -76,11 +76,11 @@ def prepare(
     )
 
 
-def prepared(wanted: Experiment, *, purpose: str, extractor: Path | None = None, progress: bool = True) -> Proposal:
+def prepared(experiment: Experiment, *, purpose: str, extractor: Path | None = None, progress: bool = True) -> Proposal:
     """The proposal of an experiment: trains on its source as a training would, and asks nobody.
 
     Args:
-        wanted: a dry run, with a description of the hospital or its number of records.
+        experiment: a dry run, with a description of the hospital or its number of records.
         purpose: see `prepare`.
         extractor: a proposal or a release whose extractor is taken, instead of training one.
         progress: shows a bar.
@@ -90,23 +90,23 @@ def prepared(wanted: Experiment, *, purpose: str, extractor: Path | None = None,
         DataInvalid: the file of the extractor is none.
         InvalidValue: see `prepare`.
     """
-    name = Replay.name if wanted.method.name == LADDER else wanted.method.name  # what the ladder reads of a file
-    method = method_of(name, wanted.method.settings)
-    task = load_data(wanted)
-    told = descriptions(wanted, task)
-    if len(told) != 1:
+    name = Replay.name if experiment.method.name == LADDER else experiment.method.name  # the ladder reads its file
+    method = method_of(name, experiment.method.settings)
+    task = load_data(experiment)
+    described = descriptions(experiment, task)
+    if len(described) != 1:
         raise SettingsError("a proposal is for one hospital; prepare the next one's with --extractor and this file")
-    task = aligned(wanted, task, told)
-    require_alike(wanted, task, told)
+    task = aligned(experiment, task, described)
+    require_alike(experiment, task, described)
     loaded = None if extractor is None else _loader(extractor)
-    source = train_source_model(wanted, task, seed=wanted.seeds[0], prepared=loaded, progress=progress)
-    shown = collect(source.loader, most=method.source_records).images.to(resolve_device(wanted.device))
+    source = train_source_model(experiment, task, seed=experiment.seeds[0], prepared=loaded, progress=progress)
+    shown = collect(source.loader, most=method.source_records).images.to(resolve_device(experiment.device))
     return prepare(
-        next(iter(told.values())),
+        next(iter(described.values())),
         method,
         extractor=source.extractor.eval(),
         source_features=features(source.extractor, shown),
-        epsilon=wanted.privacy.epsilon,
+        epsilon=experiment.privacy.epsilon,
         purpose=purpose,
     )
 

@@ -2,10 +2,10 @@
 
 ::
 
-    task = load_data(wanted)
-    source = train_source_model(wanted, task, seed=0)
-    with connected_hospitals(wanted, task) as hospitals:
-        result = adapt(wanted, task, source, hospitals, seed=0)
+    task = load_data(experiment)
+    source = train_source_model(experiment, task, seed=0)
+    with connected_hospitals(experiment, task) as hospitals:
+        result = adapt(experiment, task, source, hospitals, seed=0)
 
 `run` does this for every seed and every method. Without curators the target's public original is given to hospitals on
 this machine; a dry run asks mock curators, which are no process and hold no records.
@@ -91,19 +91,19 @@ class Result:
         """Plain values; what is not known is null."""
         own = ("seed", "method", "budgets", "charges", "seconds")
         return {name: getattr(self, name) for name in own} | {
-            "source_only": _known(self.source_only),
-            "control": _known(self.control),
-            "accuracy": {name: _known(value) for name, value in self.accuracies.items()},
+            "source_only": _number(self.source_only),
+            "control": _number(self.control),
+            "accuracy": {name: _number(value) for name, value in self.accuracies.items()},
             "sites": self.trained.reports,
             "files": [str(file) for file in self.files],
         }
 
 
-def run(wanted: Experiment, *, progress: bool = True) -> list[Result]:
+def run(experiment: Experiment, *, progress: bool = True) -> list[Result]:
     """Trains by the experiment's method, once for each seed.
 
     Args:
-        wanted: the experiment.
+        experiment: what to run.
         progress: shows bars on standard error.
 
     Returns:
@@ -112,38 +112,38 @@ def run(wanted: Experiment, *, progress: bool = True) -> list[Result]:
     Raises:
         SettingsError: the parts of the experiment do not fit together.
     """
-    check(wanted)
-    task = load_data(wanted)
-    _require_promise(wanted, task)
-    task = _compared(wanted, task)
-    _check_room(wanted, task)
+    check(experiment)
+    task = load_data(experiment)
+    _require_promise(experiment, task)
+    task = _compared(experiment, task)
+    _check_room(experiment, task)
     results = []
-    prepared = next(iter(published(wanted).values())).load_extractor if wanted.releases else None
-    for seed in wanted.seeds:
-        source = train_source_model(wanted, task, seed=seed, prepared=prepared, progress=progress)
-        control = control_accuracy(wanted, task, source, seed=seed, progress=progress)
-        with connected_hospitals(wanted, task) as hospitals:
-            results.append(adapt(wanted, task, source, hospitals, seed=seed, control=control, progress=progress))
+    prepared = next(iter(published(experiment).values())).load_extractor if experiment.releases else None
+    for seed in experiment.seeds:
+        source = train_source_model(experiment, task, seed=seed, prepared=prepared, progress=progress)
+        control = control_accuracy(experiment, task, source, seed=seed, progress=progress)
+        with connected_hospitals(experiment, task) as hospitals:
+            results.append(adapt(experiment, task, source, hospitals, seed=seed, control=control, progress=progress))
     return results
 
 
-def _require_promise(wanted: Experiment, task: Task) -> None:
+def _require_promise(experiment: Experiment, task: Task) -> None:
     """Refuses a charge that has most often changed nothing, unless it is wished all the same.
 
     Raises:
         SettingsError: more than half of the measured runs on such records left the model as it was.
     """
     modality = modality_of(task.image_shape)
-    battery = BATTERIES.get(modality) if wanted.method.name == Replay.name else None
-    asked = bool(wanted.curators) and not (wanted.dry_run.enabled or wanted.output.resume or wanted.privacy.yes)
-    if asked and battery is not None and 2 * battery.kept > battery.cells:
+    battery = BATTERIES.get(modality) if experiment.method.name == Replay.name else None
+    excused = experiment.dry_run.enabled or experiment.output.resume or experiment.privacy.yes
+    if experiment.curators and not excused and battery is not None and 2 * battery.retained > battery.cells:
         raise SettingsError(
-            f"{battery.kept} of {battery.cells} measured runs of {Replay.name} on {modality} were charged and left the "
-            "model as it was. Leave the method out (the ladder asks less first), or give --yes; nothing was charged"
+            f"{battery.retained} of {battery.cells} measured runs of {Replay.name} on {modality} were charged and left "
+            "the model as it was. Leave the method out (the ladder asks less first), or give --yes; nothing was charged"
         )
 
 
-def _compared(wanted: Experiment, task: Task) -> Task:
+def _compared(experiment: Experiment, task: Task) -> Task:
     """The source by the hospitals' names, held to what they declare of their records before it is trained on; free.
 
     Sites that do not answer have their say when they are asked for the run.
@@ -152,39 +152,39 @@ def _compared(wanted: Experiment, task: Task) -> Task:
         DataInvalid: see `require_alike`.
         ProtocolError: no hospital can be used.
     """
-    if wanted.rehearsed or (wanted.output.resume and not (task.columns or task.class_names)):
+    if experiment.rehearsed or (experiment.output.resume and not (task.columns or task.class_names)):
         return task
-    with connected_hospitals(wanted, task) as hospitals:
-        told = {} if hospitals is None else hospitals.describe()
-    task = aligned(wanted, task, told)
-    if not wanted.output.resume:
-        require_alike(wanted, task, told)
+    with connected_hospitals(experiment, task) as hospitals:
+        described = {} if hospitals is None else hospitals.describe()
+    task = aligned(experiment, task, described)
+    if not experiment.output.resume:
+        require_alike(experiment, task, described)
     return task
 
 
-def check(wanted: Experiment) -> None:
+def check(experiment: Experiment) -> None:
     """Finds what would end an experiment later, before anything is trained or charged.
 
     Raises:
         SettingsError: method and curators do not fit, or an output cannot be written.
     """
-    chosen, output = approach(wanted.method.name), wanted.output
+    chosen, output = approach(experiment.method.name), experiment.output
     if chosen.needs == "hospital" and chosen.name != LADDER:
-        method_of(chosen.name, wanted.method.settings)
-    elif wanted.method.settings:
+        method_of(chosen.name, experiment.method.settings)
+    elif experiment.method.settings:
         raise SettingsError(
             f"method.settings: {chosen.name} has none; leave them out, or name a method that has (--method replay)"
         )
-    if chosen.name == LADDER and (sized := [key for key in ("steps", "batch_size") if key in _wishes(wanted)]):
+    if chosen.name == LADDER and (sized := [key for key in ("steps", "batch_size") if key in _wishes(experiment)]):
         raise SettingsError(
             f"privacy.{sized[0]}: the ladder sizes its runs itself; leave it out, or name a method (--method replay)"
         )
-    if chosen.name == LADDER and wanted.method.shared:
+    if chosen.name == LADDER and experiment.method.shared:
         raise SettingsError("method.shared: the ladder asks each hospital by itself; leave it out, or name a method")
-    if chosen.needs == "target" and wanted.sites:
+    if chosen.needs == "target" and experiment.sites:
         raise SettingsError(f"method {chosen.name} needs the target itself; it is for rehearsals without curators")
     if output.keep_best:
-        _check_compared(wanted)
+        _check_compared(experiment)
     if output.save is not None and chosen.needs != "hospital":
         raise SettingsError(
             f"output.save keeps models that curators paid for; {chosen.name} is a local method, without a plan"
@@ -199,45 +199,45 @@ def check(wanted: Experiment) -> None:
             _check_writable(key, path, path.parent if key == "save" else path)
 
 
-def _check_compared(wanted: Experiment) -> None:
+def _check_compared(experiment: Experiment) -> None:
     """Holds `output.keep_best` to methods that leave something to compare."""
-    name = wanted.method.name
+    name = experiment.method.name
     if approach(name).needs != "hospital":
         raise SettingsError(
             f"output.keep_best compares what a hospital's epsilon paid for; {name} asks no hospital. Leave it out, or "
             "choose another method"
         )
     refuse_own_target(name)
-    if wanted.method.control_steps == 0 and name != LADDER:  # which compares the team's own model and no control
+    if experiment.method.control_steps == 0 and name != LADDER:  # which compares the team's own model and no control
         raise SettingsError(
             "output.keep_best compares the adapted model with the control, and method.control_steps is 0; give at "
             "least 1, or leave it out"
         )
 
 
-def _check_room(wanted: Experiment, task: Task) -> None:
+def _check_room(experiment: Experiment, task: Task) -> None:
     """Refuses a comparison that a rehearsal's budget has no room for before anything is trained.
 
     Raises:
         PrivacyError: it has none for the run and the evaluation after it.
     """
-    epsilon, wishes = wanted.privacy.evaluate_epsilon, _wishes(wanted)
+    epsilon, wishes = experiment.privacy.evaluate_epsilon, _wishes(experiment)
     if (
         epsilon is None
-        or wanted.method.name == LADDER  # a comparison comes last, and is refused by itself
-        or not (wanted.rehearsed or wanted.dry_run.enabled)
+        or experiment.method.name == LADDER  # a comparison comes last, and is refused by itself
+        or not (experiment.rehearsed or experiment.dry_run.enabled)
         or not isinstance(wishes.get("epsilon"), float)
     ):
         return
-    method = method_of(wanted.method.name, wanted.method.settings)
-    for name, told in descriptions(wanted, task).items():
-        run = make_plan(told, method, epsilon=wishes["epsilon"])
-        compared = plan_comparison(told, COMPARED, epsilon=epsilon)
-        foreseen(told, run, compared).require(name, run, compared)
+    method = method_of(experiment.method.name, experiment.method.settings)
+    for name, description in descriptions(experiment, task).items():
+        run = make_plan(description, method, epsilon=wishes["epsilon"])
+        compared = plan_comparison(description, COMPARED, epsilon=epsilon)
+        foreseen(description, run, compared).require(name, run, compared)
 
 
 def adapt(
-    wanted: Experiment,
+    experiment: Experiment,
     task: Task,
     source: SourceModel,
     hospitals: Federation | None,
@@ -249,7 +249,7 @@ def adapt(
     """Trains once by the experiment's method, and writes the experiment's outputs; the source model stays as it is.
 
     Args:
-        wanted: a checked experiment.
+        experiment: a checked experiment.
         task: its data.
         source: the start.
         hospitals: `connected_hospitals`.
@@ -260,35 +260,35 @@ def adapt(
     Raises:
         BudgetExhausted: no hospital admits its plan; nothing was spent.
     """
-    public = wanted.rehearsed
-    evaluate = _evaluations(wanted, task) if public else {}
-    with _log(wanted, seed) as log:
+    public = experiment.rehearsed
+    evaluate = _evaluations(experiment, task) if public else {}
+    with _log(experiment, seed) as log:
         problem = Problem(
             source.extractor,
             source.classifier,
             source.loader,
             hospital=hospitals,
             target=task.target.images if public else None,
-            settings=wanted.method.settings,
-            wishes=_wishes(wanted),
-            shared=wanted.method.shared,
-            steps=wanted.method.steps,
-            control_steps=_control_steps(wanted) or Replay().tuning_steps,
-            evaluate_epsilon=wanted.privacy.evaluate_epsilon,
-            contract=declared(wanted, task),
+            settings=experiment.method.settings,
+            wishes=_wishes(experiment),
+            shared=experiment.method.shared,
+            steps=experiment.method.steps,
+            control_steps=_control_steps(experiment) or Replay().tuning_steps,
+            evaluate_epsilon=experiment.privacy.evaluate_epsilon,
+            contract=declared(experiment, task),
             seed=seed,
-            device=wanted.device,
+            device=experiment.device,
             evaluate=evaluate or None,
-            checkpoint=wanted.output.checkpoint,
+            checkpoint=experiment.output.checkpoint,
             log=log,
             progress=progress,
         )
         begun = time.monotonic()
-        trained = approach(wanted.method.name).train(problem)
+        trained = approach(experiment.method.name).train(problem)
         seconds = time.monotonic() - begun
     result = Result(
         seed=seed,
-        method=wanted.method.name,
+        method=experiment.method.name,
         source_only=source.accuracy,
         control=control,
         accuracies={
@@ -304,44 +304,44 @@ def adapt(
         },
         seconds=seconds,
     )
-    ending = f"-seed-{seed}" if len(wanted.seeds) > 1 else ""
-    if not wanted.dry_run.enabled:
-        result.files += _save(wanted, trained, ending)
-    result.files += _plots(wanted, result, ending)
+    ending = f"-seed-{seed}" if len(experiment.seeds) > 1 else ""
+    if not experiment.dry_run.enabled:
+        result.files += _save(experiment, trained, ending)
+    result.files += _plots(experiment, result, ending)
     return result
 
 
 def _budgets(hospitals: Federation | None) -> dict[str, dict[str, float]]:
     """What is left, by site; nothing of a site that stopped meanwhile, for what was trained is kept all the same."""
     try:
-        found = {} if hospitals is None else hospitals.describe()
+        described = {} if hospitals is None else hospitals.describe()
     except ProtocolError as error:
         _logged.warning("what is left of the budgets is not known: %s", error)
-        found = {}
-    return {name: {"spent": told.spent, "remaining": told.remaining} for name, told in found.items()}
+        described = {}
+    return {name: {"spent": own.spent, "remaining": own.remaining} for name, own in described.items()}
 
 
-def _control_steps(wanted: Experiment) -> int:
+def _control_steps(experiment: Experiment) -> int:
     """As many updates as the replay would make, unless the experiment says otherwise."""
-    if wanted.method.control_steps is not None:
-        return wanted.method.control_steps
-    return int(wanted.method.settings.get("tuning_steps", Replay().tuning_steps))
+    if experiment.method.control_steps is not None:
+        return experiment.method.control_steps
+    return int(experiment.method.settings.get("tuning_steps", Replay().tuning_steps))
 
 
-def control_accuracy(wanted: Experiment, task: Task, source: SourceModel, *, seed: int, progress: bool) -> float:
+def control_accuracy(experiment: Experiment, task: Task, source: SourceModel, *, seed: int, progress: bool) -> float:
     """Accuracy of the control on a rehearsal's stand-in, percent; NaN where nothing private is put beside it."""
-    steps = _control_steps(wanted)
-    private = approach(wanted.method.name).needs == "hospital"
-    if not (wanted.rehearsed and steps and private) or own_target(wanted):  # the control is for a target elsewhere
+    steps = _control_steps(experiment)
+    private = approach(experiment.method.name).needs == "hospital"
+    if not (experiment.rehearsed and steps and private) or own_target(experiment):  # the control is for one elsewhere
         return math.nan
     if not any(weights.requires_grad for weights in source.classifier.parameters()):  # trees are not tuned
         return math.nan
     problem = Problem(
         source.extractor, source.classifier, source.loader,
-        control_steps=steps, seed=seed, device=wanted.device, progress=progress,
+        control_steps=steps, seed=seed, device=experiment.device, progress=progress,
     )  # fmt: skip
     model = approach(CONTROL).train(problem).models[LOCAL]
-    return accuracy(model.extractor, model.classifier, task.target.to(resolve_device(wanted.device)))
+    return accuracy(model.extractor, model.classifier, task.target.to(resolve_device(experiment.device)))
 
 
 def _check_writable(key: str, path: Path, folder: Path) -> None:
@@ -361,41 +361,41 @@ def _check_writable(key: str, path: Path, folder: Path) -> None:
         )
 
 
-def _wishes(wanted: Experiment) -> dict[str, Any]:
+def _wishes(experiment: Experiment) -> dict[str, Any]:
     """The plan's wishes; where a curator has its own, by site."""
-    wishes = wanted.privacy.wishes()
+    wishes = experiment.privacy.wishes()
     for key in ("epsilon", "steps", "batch_size"):
-        own = {name: getattr(c, key) for name, c in zip(site_names(wanted), wanted.curators, strict=False)}
+        own = {name: getattr(c, key) for name, c in zip(site_names(experiment), experiment.curators, strict=False)}
         if any(value is not None for value in own.values()):
             by_site = {name: wishes.get(key) if value is None else value for name, value in own.items()}
             wishes[key] = {name: value for name, value in by_site.items() if value is not None}
     return wishes
 
 
-def _evaluations(wanted: Experiment, task: Task) -> dict[str, Evaluate]:
+def _evaluations(experiment: Experiment, task: Task) -> dict[str, Evaluate]:
     """The accuracy on each local hospital's own records, and on all of them for a method that asks none.
 
     Of a method for the team's own records it is the accuracy on those.
     """
-    device = resolve_device(wanted.device)
+    device = resolve_device(experiment.device)
 
     def on(part: Labelled) -> Evaluate:
         moved = part.to(device)
         return lambda extractor, classifier: accuracy(extractor, classifier, moved)
 
-    if own_target(wanted):
-        return dict.fromkeys(site_names(wanted), on(task.source))
-    return {name: on(part) for name, part in (dealt(wanted, task.target) | {LOCAL: task.target}).items()}
+    if own_target(experiment):
+        return dict.fromkeys(site_names(experiment), on(task.source))
+    return {name: on(part) for name, part in (dealt(experiment, task.target) | {LOCAL: task.target}).items()}
 
 
-def _log(wanted: Experiment, seed: int) -> AbstractContextManager[TrainingLog | None]:
-    if (directory := wanted.output.log_dir) is None:
+def _log(experiment: Experiment, seed: int) -> AbstractContextManager[TrainingLog | None]:
+    if (directory := experiment.output.log_dir) is None:
         return nullcontext()
-    return TrainingLog(directory / f"seed-{seed}" if len(wanted.seeds) > 1 else directory)
+    return TrainingLog(directory / f"seed-{seed}" if len(experiment.seeds) > 1 else directory)
 
 
-def _save(wanted: Experiment, trained: Trained, ending: str) -> list[Path]:
-    path = wanted.output.save
+def _save(experiment: Experiment, trained: Trained, ending: str) -> list[Path]:
+    path = experiment.output.save
     if path is None:
         return []
     if trained.adapted is not None:
@@ -410,21 +410,21 @@ def _save(wanted: Experiment, trained: Trained, ending: str) -> list[Path]:
     return trained.adaptation.save(path.with_stem(path.stem + ending))
 
 
-def _plots(wanted: Experiment, result: Result, ending: str) -> list[Path]:
-    directory, trained = wanted.output.plots, result.trained
+def _plots(experiment: Experiment, result: Result, ending: str) -> list[Path]:
+    directory, trained = experiment.output.plots, result.trained
     drawn = {name: points for name, points in trained.histories.items() if points and name in trained.plans}
     if directory is None or not drawn:
         return []
-    dry = " (dry run: synthetic records)" if wanted.dry_run.enabled else ""
-    title = f"{wanted.name}: {result.method}{dry}"
+    dry = " (dry run: synthetic records)" if experiment.dry_run.enabled else ""
+    title = f"{experiment.name}: {result.method}{dry}"
     written = [directory / f"epsilon{ending}.png"]
     charged = {report["site"]: report["charged_epsilon"] for report in trained.reports}
     plots.plot_epsilon(written[0], drawn, trained.plans, charged=charged, title=title)
     if not math.isnan(result.source_only):
         written.append(directory / f"accuracy{ending}.png")
         levels = {"source-only": result.source_only, "control (no release)": result.control}
-        known = {name: level for name, level in levels.items() if not math.isnan(level)}
-        plots.plot_accuracy(written[-1], drawn, levels=known, title=title)
+        finite = {name: level for name, level in levels.items() if not math.isnan(level)}
+        plots.plot_accuracy(written[-1], drawn, levels=finite, title=title)
     sites = trained.adaptation.sites if trained.adaptation is not None else {}
     for name, site in sites.items():
         if isinstance(site.opened, AlignedRun) and site.opened.first is not None:
@@ -433,5 +433,5 @@ def _plots(wanted: Experiment, result: Result, ending: str) -> list[Path]:
     return written
 
 
-def _known(value: float) -> float | None:
+def _number(value: float) -> float | None:
     return None if math.isnan(value) else value

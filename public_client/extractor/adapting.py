@@ -193,8 +193,8 @@ def _insert_after(graph: fx.Graph, node: fx.Node, target: str) -> fx.Node:
     return inserted
 
 
-def _free_name(parent: nn.Module, wanted: str) -> str:
-    name, attempt = wanted, 2
+def _free_name(parent: nn.Module, stem: str) -> str:
+    name, attempt = stem, 2
     while hasattr(parent, name):
-        name, attempt = f"{wanted}_{attempt}", attempt + 1
+        name, attempt = f"{stem}_{attempt}", attempt + 1
     return name

@@ -20,12 +20,12 @@ def activation(name: str, **defaults: float) -> Function:
         name: of the operation.
         defaults: its other arguments with torch's values, in torch's order; `inplace` stands behind them.
     """
-    known = (*defaults, "inplace")
+    names = (*defaults, "inplace")
 
     def lower(builder: Builder, input: Traced, *given: Any, **options: Any) -> Traced:
-        if len(given) > len(known) or options.keys() & set(known[: len(given)]):
-            raise TypeError(f"{name} takes {', '.join(known)}, each once")
-        arguments = defaults | dict(zip(known, given, strict=False)) | options
+        if len(given) > len(names) or options.keys() & set(names[: len(given)]):
+            raise TypeError(f"{name} takes {', '.join(names)}, each once")
+        arguments = defaults | dict(zip(names, given, strict=False)) | options
         arguments.pop("inplace", None)
         if unknown := arguments.keys() - defaults.keys():
             raise TypeError(f"{name} does not take {', '.join(sorted(unknown))}")

@@ -45,21 +45,21 @@ def truth(value: Traced) -> Traced:
     return value if value.shape is None else Truth(value.number, value.shape)
 
 
-def as_scores(builder: Builder, mask: Any, sides: int, *, kept: bool) -> Traced:
+def as_scores(builder: Builder, mask: Any, sides: int, *, keep: bool) -> Traced:
     """What is added to scores of attention before the softmax.
 
     Args:
         builder: of the graph.
         mask: truths, or numbers to be added.
         sides: of the scores of one record.
-        kept: whether truths say where to look, not where not to.
+        keep: whether truths say where to look, not where not to.
     """
     if isinstance(mask, Held):
         mask = truth(mask.beside(builder, sides)) if mask.truth else mask.beside(builder, sides)
     if mask is UNKNOWN or mask.shape is None:
         return UNKNOWN
     if isinstance(mask, Truth):
-        gain, shift = (_MASKED, -_MASKED) if kept else (-_MASKED, 0.0)
+        gain, shift = (_MASKED, -_MASKED) if keep else (-_MASKED, 0.0)
         mask = builder.emit("scale_shift", mask, gain=gain, shift=shift)
     return builder.reshape(mask, (1,) * (sides - len(mask.shape)) + mask.shape)
 

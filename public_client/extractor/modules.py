@@ -167,7 +167,7 @@ INSTEAD: dict[str, str] = {
 ELSE = "use a layer or function from the list in docs/ml-team/extractors.md"
 
 
-def known_type(layer: nn.Module) -> type[nn.Module] | None:
+def lowered_type(layer: nn.Module) -> type[nn.Module] | None:
     """Which layer of the table it is: itself, or the one whose forward it has inherited."""
     forward = type(layer).forward
     return next((kind for kind in type(layer).__mro__ if kind in MODULES and kind.forward is forward), None)
@@ -184,7 +184,7 @@ def lower_module(
             raise Refused(f"{name} is {parameter.dtype}; only float32 travels", "call module.float()")
     if windows.is_window_attention(layer):
         return _within_windows(builder, layer, path, *arguments, **options)
-    kind = known_type(layer)
+    kind = lowered_type(layer)
     if kind is None or hasattr(layer, "parametrizations"):
         raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
     if isinstance(layer, nn.Embedding) and layer.max_norm is None and isinstance(arguments[0], Whole):

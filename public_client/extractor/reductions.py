@@ -39,18 +39,18 @@ def _sides(shape: Shape, dim: Any) -> list[int]:
 
 def _pooled(builder: Builder, form: str, x: Traced, sides: list[int], *, keepdim: bool) -> Traced:
     shape = x.shape or ()
-    kept = [side for side in range(len(shape)) if side not in sides]
+    rest = [side for side in range(len(shape)) if side not in sides]
     left = tuple(1 if side in sides else shape[side] for side in range(len(shape)))
-    out = left if keepdim else tuple(shape[side] for side in kept)
-    if kept == [0] and len(shape) > 1:  # as global pooling
+    out = left if keepdim else tuple(shape[side] for side in rest)
+    if rest == [0] and len(shape) > 1:  # as global pooling
         pooled = adaptive_pool(form, len(shape) - 1)(builder, x, 1)
         return pooled if keepdim else builder.reshape(pooled, out)
     if not out:
         raise Refused("a reduction of a whole record to one number", "keep a side: keepdim=True")
-    order = [*kept, *sides]
+    order = [*rest, *sides]
     if order != list(range(len(shape))):
         x = builder.emit("permute", x, order=order)
-    flat = builder.reshape(x, (math.prod(shape[side] for side in kept), math.prod(shape[side] for side in sides)))
+    flat = builder.reshape(x, (math.prod(shape[side] for side in rest), math.prod(shape[side] for side in sides)))
     return builder.reshape(adaptive_pool(form, 1)(builder, flat, 1), out)
 
 

@@ -19,15 +19,15 @@ _FIRST = "make it with batch_first=True: a record is (t, d), the batch stands be
 
 def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
     """x.expand(b, -1, -1), x.repeat(b, 1, 1) of a tensor of one's own: one for each record."""
-    wanted = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    target = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
     if not isinstance(own, Held):
         raise Refused("expand of what depends on the record is not in the vocabulary", "let + and * broadcast")
     rest = own.shape[1:]
-    alike = len(wanted) == len(own.shape) and all(
-        want in (-1, 1, have) for want, have in zip(wanted[1:], rest, strict=True)
+    alike = len(target) == len(own.shape) and all(
+        want in (-1, 1, have) for want, have in zip(target[1:], rest, strict=True)
     )
-    if own.shape[:1] != (1,) or wanted[:1] != (BATCH,) or not alike:
-        raise Refused(f"expand of {own.path!r} to {wanted} does more than give it to each record", "use (b, -1, -1)")
+    if own.shape[:1] != (1,) or target[:1] != (BATCH,) or not alike:
+        raise Refused(f"expand of {own.path!r} to {target} does more than give it to each record", "use (b, -1, -1)")
     return own.beside(builder, len(rest))
 
 
@@ -63,7 +63,7 @@ def scaled_dot_product_attention(
         raise Refused("dropout in evaluation mode makes features random", "pass dropout_p=0.0 where not training")
     if query.shape is None:
         return UNKNOWN
-    masks = () if attn_mask is None else (as_scores(builder, attn_mask, len(query.shape), kept=True),)
+    masks = () if attn_mask is None else (as_scores(builder, attn_mask, len(query.shape), keep=True),)
     return attend(builder, query, key, value, scale, masks)
 
 
@@ -71,7 +71,7 @@ def _masks(builder: Builder, attn_mask: Any, padding: Any, is_causal: bool | Non
     """Masks of nn.MultiheadAttention, for scores (heads, t, t); a truth says where not to look."""
     if is_causal and attn_mask is None:
         raise Refused("is_causal without a mask is not in the vocabulary", _CAUSAL)
-    made = [as_scores(builder, mask, 3, kept=False) for mask in (attn_mask, padding) if mask is not None]
+    made = [as_scores(builder, mask, 3, keep=False) for mask in (attn_mask, padding) if mask is not None]
     return tuple(made)
 
 

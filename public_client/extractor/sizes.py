@@ -68,14 +68,14 @@ def sample_of(root: nn.Module, kind: str, target: Any, args: Any, kwargs: Any) -
         kwargs: with symbols.
     """
     try:
-        known, options = (fx.node.map_aggregate(given, _sample) for given in (args, kwargs))
+        samples, options = (fx.node.map_aggregate(given, _sample) for given in (args, kwargs))
         with torch.no_grad():
             if kind == "call_function":
-                return target(*known, **options)
+                return target(*samples, **options)
             if kind == "call_method":
-                return getattr(known[0], target)(*known[1:], **options)
+                return getattr(samples[0], target)(*samples[1:], **options)
             if kind == "call_module":
-                return _of_layer(root.get_submodule(target), known, options)
+                return _of_layer(root.get_submodule(target), samples, options)
             if kind == "get_attr":
                 owner, _, name = target.rpartition(".")
                 place = root.get_submodule(owner)  # whose attributes are symbols while it is traced
@@ -92,26 +92,26 @@ def _of_layer(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, A
     builder = Builder(tuple(first.shape[1:]))
     record = builder.record()
     same = [record if value is first else None for value in arguments]
-    found = lower_module(builder, layer, "layer", tuple(same), dict.fromkeys(options))
-    whole = found if isinstance(found, tuple) else (found,)
+    result = lower_module(builder, layer, "layer", tuple(same), dict.fromkeys(options))
+    whole = result if isinstance(result, tuple) else (result,)
     made = [
         torch.empty(len(first), *one.shape, device="meta")
         if isinstance(one, Traced) and one.shape is not None
         else None
         for one in whole
     ]
-    return tuple(made) if isinstance(found, tuple) else made[0]
+    return tuple(made) if isinstance(result, tuple) else made[0]
 
 
-class _NotKnown(Exception):
+class _NoSample(Exception):
     """A symbol without a sample."""
 
 
 def _sample(value: Any) -> Any:
     if isinstance(value, SizedProxy):
         if value.sample is None:
-            raise _NotKnown
+            raise _NoSample
         return value.sample
     if isinstance(value, fx.Proxy):
-        raise _NotKnown
+        raise _NoSample
     return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value

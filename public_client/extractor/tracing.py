@@ -19,7 +19,7 @@ from torch import fx, nn
 from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS, NAMED
 from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced, Truth
-from dpswd.public_client.extractor.modules import ELSE, known_type, lower_module
+from dpswd.public_client.extractor.modules import ELSE, lower_module, lowered_type
 from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
 from dpswd.public_client.extractor.views import concatenate, item, stack
@@ -116,7 +116,7 @@ def is_leaf(module: nn.Module) -> bool:
         return False
     if hasattr(module, "parametrizations") or type(module).__module__.startswith("torch."):
         return True
-    return known_type(module) is not None or is_window_attention(module)
+    return lowered_type(module) is not None or is_window_attention(module)
 
 
 def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
@@ -233,8 +233,8 @@ class _Lowering:
                 keep.add(number)
                 stack.extend(self._builder.nodes[number - 1].inputs)
         numbers = {0: 0} | {old: new for new, old in enumerate(sorted(keep), start=1)}
-        kept = (self._builder.nodes[old - 1] for old in sorted(keep))
-        nodes = tuple(replace(node, inputs=tuple(numbers[i] for i in node.inputs)) for node in kept)
+        remaining = (self._builder.nodes[old - 1] for old in sorted(keep))
+        nodes = tuple(replace(node, inputs=tuple(numbers[i] for i in node.inputs)) for node in remaining)
         graph = ExtractorGraph(nodes, self._input_shape)
         _refuse_tied(self._module, graph)
         _refuse_not_finite(self._module, graph)
@@ -291,20 +291,20 @@ class _Lowering:
         for entry in (*(among if lower in (concatenate, stack) else ()), *others):
             if isinstance(entry, Unlowered) and not isinstance(entry, Held):
                 raise entry.refused(name)
-        return _kept_truth(first, name, lower(self._builder, *arguments, **options), others)
+        return _as_truth(first, name, lower(self._builder, *arguments, **options), others)
 
     def _held(self, target: str) -> Unlowered:
         """A tensor that forward reads itself."""
         trained = dict(self._module.named_parameters(remove_duplicate=False)).get(target)
-        found = trained if trained is not None else dict(self._module.named_buffers(remove_duplicate=False)).get(target)
-        if found is None:
+        value = trained if trained is not None else dict(self._module.named_buffers(remove_duplicate=False)).get(target)
+        if value is None:
             raise Refused(f"forward reads {target!r}, which is no parameter or buffer", "register it with the module")
-        if found.dtype in (torch.int64, torch.int32) and trained is None:
-            return Whole(target, found.detach().cpu(), tuple(found.shape))
-        if found.dtype not in (torch.float32, torch.bool):
-            raise Refused(f"{target} is {found.dtype}; only float32 travels", "call .float()")
-        shape = tuple(found.shape)
-        return Held(target, shape, trained is not None, shape, truth=found.dtype == torch.bool)
+        if value.dtype in (torch.int64, torch.int32) and trained is None:
+            return Whole(target, value.detach().cpu(), tuple(value.shape))
+        if value.dtype not in (torch.float32, torch.bool):
+            raise Refused(f"{target} is {value.dtype}; only float32 travels", "call .float()")
+        shape = tuple(value.shape)
+        return Held(target, shape, trained is not None, shape, truth=value.dtype == torch.bool)
 
     def _refuse_in_place(self, node: fx.Node) -> None:
         """An in-place operation changes a value that others may still read; the graph would not."""
@@ -322,7 +322,7 @@ class _Lowering:
         return fx.node.map_arg(argument, lambda node: self._values[node])
 
 
-def _kept_truth(first: Any, name: str, result: Any, others: tuple[Any, ...]) -> Any:
+def _as_truth(first: Any, name: str, result: Any, others: tuple[Any, ...]) -> Any:
     """A view of truths holds truths; as a float it holds numbers."""
     if not isinstance(first, Truth) or not isinstance(result, Traced) or result.shape is None:
         return result

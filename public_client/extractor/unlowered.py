@@ -161,8 +161,8 @@ class Held(Unlowered):
 
     def _turned(self, builder: Builder, name: str, dims: tuple[Any, ...]) -> Held:
         """With its sides in another order."""
-        wanted = tuple(dims[0]) if len(dims) == 1 else dims
-        order = [d % len(self.shape) for d in wanted]
+        sides = tuple(dims[0]) if len(dims) == 1 else dims
+        order = [d % len(self.shape) for d in sides]
         if name == "transpose":
             a, b = order
             order = list(range(len(self.shape)))
@@ -181,11 +181,11 @@ class Held(Unlowered):
         stored = builder.emit("buffer", path=index.path, shape=index.stored)
         places = builder.reshape(stored, (index.numbers.numel(),))
         rows = builder.emit("look_up", table._value(builder), places)
-        found = replace(table, shape=rows.shape or (), part=rows)
+        looked_up = replace(table, shape=rows.shape or (), part=rows)
         if before:
-            found = found._turned(builder, "transpose", (0, 1))
-            return replace(found, shape=(self.shape[0], *index.numbers.shape))
-        return replace(found, shape=(*index.numbers.shape, self.shape[1]))
+            looked_up = looked_up._turned(builder, "transpose", (0, 1))
+            return replace(looked_up, shape=(self.shape[0], *index.numbers.shape))
+        return replace(looked_up, shape=(*index.numbers.shape, self.shape[1]))
 
     def _indexed(self, builder: Builder, index: Any) -> Held:
         whole = index if isinstance(index, tuple) else (index,)
@@ -231,8 +231,8 @@ class Whole(Unlowered):
         """Computes with the numbers, which are no one's data."""
         if name in ("expand", "repeat"):
             sizes = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
-            kept = {1} if name == "repeat" else {-1, *self.numbers.shape[1:]}
-            if self.numbers.shape[:1] == (1,) and sizes[0] is BATCH and set(sizes[1:]) <= kept:
+            unchanged = {1} if name == "repeat" else {-1, *self.numbers.shape[1:]}
+            if self.numbers.shape[:1] == (1,) and sizes[0] is BATCH and set(sizes[1:]) <= unchanged:
                 return self
         elif name in _NO_CHANGE[:-1] or name in ("long", "int"):
             _refuse_types((*arguments, *options.values()), _WHOLE)

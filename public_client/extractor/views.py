@@ -33,7 +33,7 @@ def reshaping(function: Callable[..., Tensor], instead: str) -> Function:
         for records in _TRIED:
             batch = torch.empty(records, *input.shape, device="meta")
             try:
-                seen = function(batch, *_known(arguments, records), **_known(options, records))
+                seen = function(batch, *_with_count(arguments, records), **_with_count(options, records))
                 shapes.add(tuple(seen.shape[1:]) if seen.shape[:1] == (records,) else None)
             except RuntimeError:  # the sizes do not fit
                 shapes.add(None)
@@ -50,7 +50,7 @@ _TRIED = (1, 2**31 - 1)
 """Numbers of records that a view is tried with: one is what squeeze() drops, a prime is what no constant splits."""
 
 
-def _known(value: Any, records: int) -> Any:
+def _with_count(value: Any, records: int) -> Any:
     """The arguments of a call with a number in the place of the batch size."""
     return fx.node.map_aggregate(value, lambda entry: records if isinstance(entry, Batch) else entry)
 

@@ -33,9 +33,9 @@ class View(Unlowered):
         order, rank = self.order, len(self.order)
         given = (*arguments, *options.values())
         if name == "permute":
-            wanted = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-            if all(type(d) is int for d in wanted) and sorted(d % rank for d in wanted) == list(range(rank)):
-                return replace(self, order=tuple(order[d] for d in wanted))
+            target = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+            if all(type(d) is int for d in target) and sorted(d % rank for d in target) == list(range(rank)):
+                return replace(self, order=tuple(order[d] for d in target))
         if name == "transpose" and len(given) == 2:
             turned = list(range(rank))
             turned[given[0]], turned[given[1]] = turned[given[1]], turned[given[0]]
@@ -66,11 +66,11 @@ class View(Unlowered):
         if self.order[0] != 0:
             raise self.refused("a reshape")
         sides = tuple(self.sides[d - 1] for d in self.order[1:])
-        found = split_batch(given, self.windows, sides)
-        if found is None:
+        split = split_batch(given, self.windows, sides)
+        if split is None:
             raise self.refused("a reshape")
         straight = rearranged(builder, self.base, (self.windows, *self.sides), self.order)
-        windows, new = found
+        windows, new = split
         return viewed(builder, straight, new) if windows == 1 else View(straight, new, windows=windows)
 
     def _place(self, builder: Builder, at: int, number: int) -> Traced | View:

@@ -26,8 +26,8 @@ def rearranged(builder: Builder, value: Traced, sides: Sequence[int], order: Seq
     Returns:
         The numbers in the new order; its own shape means nothing.
     """
-    kept = [side for side in order if sides[side] > 1]
-    if kept == sorted(kept):
+    long = [side for side in order if sides[side] > 1]
+    if long == sorted(long):
         return value
     return builder.emit("rearrange", value, sides=sides, order=order)
 
@@ -43,16 +43,16 @@ def split_batch(given: Sequence[Any], lead: int, sides: Shape) -> tuple[int, Sha
     first, *rest = given
     if type(first) is int and first != -1:
         return None
-    total, known = lead * math.prod(sides), math.prod(side for side in rest if side != -1)
-    if any(type(side) is not int for side in rest) or not known or total % known:
+    total, size = lead * math.prod(sides), math.prod(side for side in rest if side != -1)
+    if any(type(side) is not int for side in rest) or not size or total % size:
         return None
     if -1 in rest:
         if first == -1:
             return None
         windows = getattr(first, "windows", 1)
-        rest[rest.index(-1)] = total // windows // known
+        rest[rest.index(-1)] = total // windows // size
         return windows, tuple(rest)
-    return total // known, tuple(rest)
+    return total // size, tuple(rest)
 
 
 def attention(builder: Builder, layer: Any, path: str, x: Traced, windows: int, mask: Traced | None) -> Traced:

@@ -24,7 +24,7 @@ from dpswd.shared.core.errors import InvalidValue
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""
 _PREVIEWS = 4
-_TOLD_EVERY = 50  # updates, on the progress bar
+_SHOWN_EVERY = 50  # updates, on the progress bar
 LEAST_ROWS = 2
 """Records of a batch for each process that shares it: a norm over a batch needs two."""
 
@@ -56,7 +56,7 @@ class Network(GenerationMethod):
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
-        found = [
+        problems = [
             *super().problems(),
             *not_counts(self, "latent", "width"),
             *not_positive(self, "learning_rate"),
@@ -64,8 +64,8 @@ class Network(GenerationMethod):
             *not_one_of(self, "network", ("auto", "images", "dense")),
         ]
         if not self.low < self.high:
-            found.append(f"low is {self.low!r} and high {self.high!r}; low must be below high")
-        return found
+            problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high")
+        return problems
 
     def made(self, run: ChargedRun, fitting: Fitting) -> nn.Module:
         """A new network for the run's records, from the fit's seed."""
@@ -168,7 +168,7 @@ class Network(GenerationMethod):
                 fitting.ranks.average_gradients(list(trained.parameters()))
                 optimizer.step()
                 schedule.step()
-                bar.advance(f"loss {float(now.detach()):.4f}" if update % _TOLD_EVERY == 0 else "")
+                bar.advance(f"loss {float(now.detach()):.4f}" if update % _SHOWN_EVERY == 0 else "")
         fitting.ranks.synchronise(trained.eval())
 
     def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:

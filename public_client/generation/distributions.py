@@ -75,14 +75,14 @@ class SlicedDistributions(Network):
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
-        found = [
+        problems = [
             *super().problems(),
             *not_counts(self, "directions", "coefficients", "updates", "draws"),
             *not_positive(self, "window", "typical"),
         ]
         if self.draws < 2 * LEAST_ROWS:
-            found.append(f"draws is {self.draws!r}; two halves of them need {2 * LEAST_ROWS} or more")
-        return found
+            problems.append(f"draws is {self.draws!r}; two halves of them need {2 * LEAST_ROWS} or more")
+        return problems
 
     @property
     def mechanism(self) -> AnyMechanism:
@@ -117,11 +117,11 @@ class SlicedDistributions(Network):
         assert isinstance(run, DistributionsRun), "this method opened it"
         with reporting("sliced distributions", run.plan.steps, shown=fitting.progress) as bar:
             released = draw_all(run, fitting.store, bar)
-        told = run.told([Released.of(reply, run.declared) for reply in released])
+        estimate = run.estimate([Released.of(reply, run.declared) for reply in released])
         trained, features = self.made(run, fitting), features.to(fitting.device)
         own = torch.Generator().manual_seed(fitting.seed)
-        target = torch.from_numpy(told.coefficients).float().to(fitting.device)
-        shares = torch.from_numpy(told.shares)
+        target = torch.from_numpy(estimate.coefficients).float().to(fitting.device)
+        shares = torch.from_numpy(estimate.shares)
 
         def loss() -> Tensor:
             labels = torch.multinomial(shares, self.draws, replacement=True, generator=own).to(fitting.device)
@@ -136,7 +136,7 @@ class SlicedDistributions(Network):
             return (first * second).sum() / target.shape[2]
 
         self.updated(trained, loss, self.updates, fitting)
-        return self.finished(trained, run, tuple(float(share) for share in told.shares))
+        return self.finished(trained, run, tuple(float(share) for share in estimate.shares))
 
     def _means(
         self,
@@ -157,7 +157,7 @@ class SlicedDistributions(Network):
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class Estimate:
     """What a run's releases say together.
 
     Attributes:
@@ -172,7 +172,7 @@ class Told:
 class DistributionsRun(ChargedRun):
     """A run of sliced distributions by class; making it charges the whole run. See `ChargedRun`."""
 
-    def told(self, released: list[Released]) -> Told:
+    def estimate(self, released: list[Released]) -> Estimate:
         """The mean of the run's releases.
 
         Raises:
@@ -184,7 +184,7 @@ class DistributionsRun(ChargedRun):
         # How many records have a label is public where all have one.
         records = counts.sum() if self.plan.partly_labelled else float(self.plan.records)
         coefficients = np.mean([one.coefficients for one in released], axis=0) / records
-        return Told(counts / counts.sum(), coefficients)
+        return Estimate(counts / counts.sum(), coefficients)
 
     def encoded(self, features: Tensor) -> Tensor:
         """What raw features (m, d) of generated records add to the release, (m, L, k); differentiable."""

@@ -45,10 +45,10 @@ class Gaussian(StatisticsGeneration):
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
-        found = [*super().problems(), *not_positive(self, "typical")]
+        problems = [*super().problems(), *not_positive(self, "typical")]
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            found.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
-        return found
+            problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
+        return problems
 
     def features(self, description: Description) -> nn.Module:
         """See `GenerationMethod`: the values themselves, on the scale of the clip."""
@@ -63,7 +63,7 @@ class Gaussian(StatisticsGeneration):
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         assert isinstance(features, Scaled), "this method made it"
-        laws = classes_of(self.known(run, fitting))
+        laws = classes_of(self.read(run, fitting))
         values, vectors = np.linalg.eigh(laws.covariance)
         spread = vectors * np.sqrt(np.maximum(values, 0.0))  # (d, d)
         decoder = nn.Linear(spread.shape[0] + len(laws.shares), spread.shape[0])

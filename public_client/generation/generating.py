@@ -108,10 +108,10 @@ def generate(
             )
     torch.manual_seed(seed)
     if store is not None:  # the run is declared for these numbers: another machine's may differ in the last bit
-        if (kept := store.read("features")) is None:
+        if (stored := store.read("features")) is None:
             store.write("features", module.state_dict())
         else:
-            module.load_state_dict(kept)
+            module.load_state_dict(stored)
     run = method.open(curator, plan, module, store)
     fitting = Fitting(seed, resolve_device(device), progress and ranks.first, store, preview, ranks)
     fitted = method.fit(run, module, fitting)

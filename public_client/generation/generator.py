@@ -255,14 +255,14 @@ class Generator:
                 own = torch.Generator().manual_seed((seed * 1_000_003 + part) % 2**63)
                 labels = torch.multinomial(chance, _AT_A_TIME, replacement=True, generator=own)
                 z = torch.randn((_AT_A_TIME, self.latent), generator=own)
-                kept, ruled = min(_AT_A_TIME, rows - start), round(self.by_rule * _AT_A_TIME)
+                count, ruled = min(_AT_A_TIME, rows - start), round(self.by_rule * _AT_A_TIME)
                 # Which places rows by rule take is drawn at random, so that any number of rows holds about their share.
                 places = torch.randperm(_AT_A_TIME, generator=own)[:ruled]
                 latents = torch.cat([z, functional.one_hot(labels, self.classes).float()], dim=1)
                 made = self.decoder.features(latents).cpu().reshape(_AT_A_TIME, *self.record_shape)
                 if self.matching is not None:
                     own_rows = torch.ones(_AT_A_TIME, dtype=torch.bool)
-                    own_rows[places], own_rows[kept:] = False, False
+                    own_rows[places], own_rows[count:] = False, False
                     made[own_rows] = self.matching.matched(
                         made[own_rows], latents[own_rows], low=self._low, high=self._high
                     ).cpu()
@@ -275,13 +275,13 @@ class Generator:
                 if self.schema is not None:
                     made = self.schema.snapped(made)
                 if self.labeller is None:
-                    likely = functional.one_hot(labels, self.classes)[:kept].float()
+                    likely = functional.one_hot(labels, self.classes)[:count].float()
                 else:
-                    scores = self.labeller.features(made[:kept]).cpu()
+                    scores = self.labeller.features(made[:count]).cpu()
                     likely = torch.softmax(scores / self.temperature, dim=1)
                     labels = scores.argmax(dim=1) if self.chosen_labels else _drawn_of(likely, own)
-                records.append(made[:kept])
-                classes.append(labels[:kept])
+                records.append(made[:count])
+                classes.append(labels[:count])
                 probabilities.append(likely)
         return torch.cat(records), torch.cat(classes), torch.cat(probabilities)
 

@@ -50,7 +50,7 @@ class Law:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class ReleasedShares:
     """What was released of a column with k bins, as shares of the records, and the variance of the noise on it.
 
     Attributes:
@@ -71,22 +71,22 @@ class Wanted:
         """Shares and the variance of each, of the noise and of sampling n records, on the device of `rows`."""
 
         def parts(shares: Values, noise: float) -> tuple[Tensor, Tensor]:
-            found = torch.from_numpy(shares).to(rows)
-            return found, noise + found.clamp(0.0, 1.0) / self.records
+            own = torch.from_numpy(shares).to(rows)
+            return own, noise + own.clamp(0.0, 1.0) / self.records
 
         return parts(self.own, self.own_noise), parts(self.pairs, self.pairs_noise)
 
 
-def solved(wanted: Wanted, rows: Tensor, *, deviation: float, updates: int) -> Law:
+def solved(released: ReleasedShares, rows: Tensor, *, deviation: float, updates: int) -> Law:
     """The law whose expected shares over `rows` (r, d) of zeros and ones are nearest to the wanted ones.
 
     Args:
-        wanted: released.
+        released: of the column.
         rows: bins drawn before.
         deviation: of a weight, before anything is known.
         updates: of the descent (limited-memory BFGS), at most.
     """
-    (own, own_spread), (pairs, pairs_spread) = wanted.residuals(rows)
+    (own, own_spread), (pairs, pairs_spread) = released.residuals(rows)
     weight = torch.zeros(pairs.shape, device=rows.device, requires_grad=True)
     bias = own.clamp(min=_LEAST).log().requires_grad_()
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=updates, history_size=20, line_search_fn="strong_wolfe")
@@ -96,9 +96,9 @@ def solved(wanted: Wanted, rows: Tensor, *, deviation: float, updates: int) -> L
         chances = torch.softmax(rows @ weight.T + bias, dim=1)
         misfit = ((chances.mean(dim=0) - own).square() / own_spread).sum()
         misfit = misfit + ((chances.T @ rows / len(rows) - pairs).square() / pairs_spread).sum()
-        found: Tensor = 0.5 * (misfit + weight.square().sum() / deviation**2)
-        found.backward()  # type: ignore[no-untyped-call]
-        return found
+        cost: Tensor = 0.5 * (misfit + weight.square().sum() / deviation**2)
+        cost.backward()  # type: ignore[no-untyped-call]
+        return cost
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
     return Law(weight.detach(), bias.detach())

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from dpswd.public_client.generation.generator import Generator
-from dpswd.public_client.methods.statistics_head import Known, shares_of
+from dpswd.public_client.methods.statistics_head import ClassSums, shares_of
 
 FEATURES = 8
 """Of each class: those in front, along which public records vary most."""
@@ -21,13 +21,13 @@ _DRAWN = 2000
 
 
 def marginals(
-    generator: Generator, known: Known, features: Callable[[Tensor], Tensor], *, seed: int
+    generator: Generator, statistics: ClassSums, features: Callable[[Tensor], Tensor], *, seed: int
 ) -> list[dict[str, Any]]:
     """The table, in plain values.
 
     Args:
         generator: fitted to it.
-        known: what was released.
+        statistics: what was released.
         features: records (n, ...) to features u (n, d) on the release's scale, |u| <= 1.
         seed: of the draw.
 
@@ -36,20 +36,20 @@ def marginals(
     """
     records, labels = generator.sample(_DRAWN, seed)
     u, y = features(records).numpy(), labels.numpy()
-    classes, n = len(known.counts), known.records
-    shares = shares_of(known)
-    sums = known.features + known.total / classes
-    deviation = (known.feature_variance + known.total_variance / classes**2) ** 0.5
-    found = []
+    classes, n = len(statistics.counts), statistics.records
+    shares = shares_of(statistics)
+    sums = statistics.features + statistics.total / classes
+    deviation = (statistics.feature_variance + statistics.total_variance / classes**2) ** 0.5
+    rows = []
     for c in range(classes):
-        released = float(known.counts[c] / n + 1.0 / classes)
+        released = float(statistics.counts[c] / n + 1.0 / classes)
         drawn = float((y == c).mean())
-        found.append(_row(c, "share", released, known.count_variance**0.5 / n, drawn))
+        rows.append(_row(c, "share", released, statistics.count_variance**0.5 / n, drawn))
         for j in range(min(FEATURES, u.shape[1])):
             own = float(u[y == c, j].mean()) if (y == c).any() else float("nan")
             size = n * shares[c]
-            found.append(_row(c, f"mean of feature {j + 1}", float(sums[c, j] / size), deviation / size, own))
-    return found
+            rows.append(_row(c, f"mean of feature {j + 1}", float(sums[c, j] / size), deviation / size, own))
+    return rows
 
 
 def _row(c: int, what: str, released: float, deviation: float, drawn: float) -> dict[str, Any]:

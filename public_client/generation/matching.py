@@ -59,14 +59,14 @@ class Matching:
         Returns:
             (n, ...) between low and high, on the features' device.
         """
-        wanted = self.law.features(latents)
-        begun = ((images.to(wanted.device) - low) / (high - low)).clamp(_EDGE, 1.0 - _EDGE)
+        targets = self.law.features(latents)
+        begun = ((images.to(targets.device) - low) / (high - low)).clamp(_EDGE, 1.0 - _EDGE)
         with torch.enable_grad():
             pixels = torch.logit(begun).requires_grad_()
             optimizer = torch.optim.Adam([pixels], lr=_RATE)
             for _ in range(self.steps):
                 optimizer.zero_grad()
                 seen = self.features.differentiable(low + (high - low) * torch.sigmoid(pixels))
-                (seen - wanted).square().sum().backward()  # type: ignore[no-untyped-call]
+                (seen - targets).square().sum().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         return low + (high - low) * torch.sigmoid(pixels.detach())

@@ -69,11 +69,11 @@ class GenerationMethod(Recipe):
         own = [float(getattr(self, name)) for name in ("low", "high") if hasattr(self, name)]
         if bounds is None or not own:
             return []
-        told = [float(bounds[0].min()), float(bounds[1].max())]
-        if all(math.isclose(a, b, abs_tol=1e-4 * (told[1] - told[0])) for a, b in zip(own, told, strict=True)):
+        served = [float(bounds[0].min()), float(bounds[1].max())]
+        if all(math.isclose(a, b, abs_tol=1e-4 * (served[1] - served[0])) for a, b in zip(own, served, strict=True)):
             return []
         taken = f"{self.name} takes records' values to reach from {own[0]:g} to {own[1]:g}"
-        return [f"{taken}, and the hospital serves {told[0]:.6g} to {told[1]:.6g}: set low and high to these"]
+        return [f"{taken}, and the hospital serves {served[0]:.6g} to {served[1]:.6g}: set low and high to these"]
 
     @abc.abstractmethod
     def features(self, description: Description) -> nn.Module:

@@ -95,10 +95,10 @@ class DpMerf(Network):
         """See `GenerationMethod`."""
         assert isinstance(run, StatisticsRun), "this method opened it"
         with reporting("random Fourier means", run.plan.steps, shown=fitting.progress) as bar:
-            known = run.known(fitting.store, bar=bar)
-        shares, classes = shares_of(known), run.plan.classes
+            sums = run.read(fitting.store, bar=bar)
+        shares, classes = shares_of(sums), run.plan.classes
         # (C, 2D) means over all records of e_y (x) phi, as released; |phi| = 1 where nothing was clipped.
-        target = torch.from_numpy((known.features + known.total / classes) / known.records).float().to(fitting.device)
+        target = torch.from_numpy((sums.features + sums.total / classes) / sums.records).float().to(fitting.device)
         trained, chance = self.made(run, fitting), torch.from_numpy(shares)
         features, own = features.to(fitting.device), torch.Generator().manual_seed(fitting.seed)
         clip = run.feature_map.to(fitting.device)

@@ -35,7 +35,7 @@ from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.procedural import procedural
 from dpswd.public_client.generation.scattering import OnSphere, computed, scattering_features
 from dpswd.public_client.generation.statistics import StatisticsGeneration
-from dpswd.public_client.methods.statistics_head import Classes, Known, classes_of
+from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
 from dpswd.public_client.training.run import ChargedRun
 from dpswd.shared.core.errors import InvalidValue
@@ -83,17 +83,17 @@ class Replayed(StatisticsGeneration):
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
-        found = [
+        problems = [
             *super().problems(),
             *not_counts(self, "axes", "pool", "hidden"),
             *not_positive(self, "power", "temperature"),
         ]
-        found += not_between(self, 0.0, 1.0, "by_rule")
+        problems += not_between(self, 0.0, 1.0, "by_rule")
         if type(self.matching) is not int or not 0 <= self.matching <= MAX_STEPS:
-            found.append(f"matching is {self.matching!r}; it must be a whole number from 0 to {MAX_STEPS}")
+            problems.append(f"matching is {self.matching!r}; it must be a whole number from 0 to {MAX_STEPS}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            found.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
-        return found
+            problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
+        return problems
 
     def features(self, description: Description) -> nn.Module:
         """See `GenerationMethod`: a scattering on the axes of procedural images."""
@@ -111,7 +111,7 @@ class Replayed(StatisticsGeneration):
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         return self.fitted(
-            self.known(run, fitting),
+            self.read(run, fitting),
             features,
             _image(run.plan.record_shape),
             seed=fitting.seed,
@@ -121,7 +121,7 @@ class Replayed(StatisticsGeneration):
 
     def fitted(
         self,
-        known: Known,
+        statistics: ClassSums,
         features: nn.Module,
         shape: tuple[int, int, int],
         *,
@@ -132,14 +132,14 @@ class Replayed(StatisticsGeneration):
         """A generator of what was released; asks nobody.
 
         Args:
-            known: the release.
+            statistics: the release.
             features: that it is of.
             shape: of an image.
             seed: of the procedural images and the decoder's units.
             device: where features are computed.
             ranks: processes that share the features of the procedural images, most of the work, and end alike.
         """
-        laws = classes_of(known)
+        laws = classes_of(statistics)
         seeded = torch.Generator().manual_seed(seed)
         images = procedural(self.pool, shape, low=self.low, high=self.high, generator=seeded)
 
@@ -162,7 +162,7 @@ class Replayed(StatisticsGeneration):
             matching=(_as_features(drawing), features, self.matching) if self.matching else None,
         )
         return generator.with_facts(
-            {"marginals": marginals(replace(generator, by_rule=0.0).on(device), known, released, seed=seed)}
+            {"marginals": marginals(replace(generator, by_rule=0.0).on(device), statistics, released, seed=seed)}
         )
 
     def _decoder(

@@ -70,8 +70,8 @@ def _price(facts: Any) -> str:
         ("receipts", f"run {facts['receipts']['run']}, signed by ledger {facts['receipts']['ledger_public_key']}"),
         ("purpose", facts["purpose"] or "none was given"),
     ]
-    told = "".join(f"<tr><th>{name}</th><td><code>{html.escape(str(text))}</code></td></tr>" for name, text in rows)
-    return f"<h2>Price</h2><table>{told}</table>"
+    table = "".join(f"<tr><th>{name}</th><td><code>{html.escape(str(text))}</code></td></tr>" for name, text in rows)
+    return f"<h2>Price</h2><table>{table}</table>"
 
 
 def _samples(generator: Generator, seed: int) -> str:
@@ -89,12 +89,12 @@ def _samples(generator: Generator, seed: int) -> str:
 def _marginals(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return ""
-    told = []
+    body = []
     for row in rows:
         drawn = row["drawn"]
         far = drawn is None or abs(drawn - row["released"]) > _BAND * row["deviation"]
         text = "none" if drawn is None else f"{drawn:.4f}"
-        told.append(
+        body.append(
             f"<tr><td>{row['class']}</td><td>{html.escape(row['what'])}</td>"
             f"<td>{row['released']:.4f} &plusmn; {_BAND * row['deviation']:.4f}</td>"
             f"<td class='{'far' if far else ''}'>{text}</td><td>{_picture(row)}</td></tr>"
@@ -102,7 +102,7 @@ def _marginals(rows: list[dict[str, Any]]) -> str:
     head = "<tr><th>class</th><th>figure</th><th>released, 95% noise band</th><th>drawn</th><th></th></tr>"
     return (
         "<h2>What was released, and what is drawn</h2><p>The band is that of the noise alone. Red: the generator's "
-        f"draw lies outside of it, where it was fitted less well than the noise allows.</p><table>{head}{''.join(told)}"
+        f"draw lies outside of it, where it was fitted less well than the noise allows.</p><table>{head}{''.join(body)}"
         "</table>"
     )
 

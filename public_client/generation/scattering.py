@@ -82,8 +82,8 @@ class OnSphere(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, d) to (b, d) of norm 1/2."""
-        found: Tensor = self.norm(x) * self.gain
-        return found
+        scaled: Tensor = self.norm(x) * self.gain
+        return scaled
 
 
 @functools.cache
@@ -107,26 +107,26 @@ def scattering_features(
     # Channels are brought to one deviation first, each over all its places.
     deviation = (values - centre).reshape(len(values), -1, places).pow(2).mean(dim=(0, 2)).sqrt()
     gain = (1.0 / deviation).repeat_interleave(places)
-    kept = min(axes, values.shape[1] - 1)
-    variances, vectors = _principal((values - centre) * gain, kept)
+    count = min(axes, values.shape[1] - 1)
+    variances, vectors = _principal((values - centre) * gain, count)
     weight = (vectors * variances**-power * gain[:, None]).T  # (d, features)
-    linear = nn.Linear(weight.shape[1], kept)
+    linear = nn.Linear(weight.shape[1], count)
     with torch.no_grad():
         linear.weight.copy_(weight)
         linear.bias.copy_(-(weight @ centre))
-    return nn.Sequential(scattering, linear, OnSphere(kept)).requires_grad_(False).eval()
+    return nn.Sequential(scattering, linear, OnSphere(count)).requires_grad_(False).eval()
 
 
-def _principal(values: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def _principal(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest variances (k,) and axes (features, k) of centred values (n, features), by subspace iteration."""
     some = torch.Generator().manual_seed(_POOL_SEED)
-    width = min(values.shape[1], kept + _SPARE)
+    width = min(values.shape[1], count + _SPARE)
     basis = torch.linalg.qr(torch.randn((values.shape[1], width), generator=some))[0]
     for _ in range(_ROUNDS):
         basis = torch.linalg.qr(values.T @ (values @ basis))[0]
     seen = values @ basis
     variances, turned = torch.linalg.eigh(seen.T @ seen / len(values))
-    return variances.flip(0)[:kept], (basis @ turned).flip(1)[:, :kept]
+    return variances.flip(0)[:count], (basis @ turned).flip(1)[:, :count]
 
 
 def computed(module: nn.Module, records: Tensor) -> Tensor:

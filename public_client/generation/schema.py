@@ -89,10 +89,10 @@ class Column:
     def bounds(self) -> list[tuple[float, float]]:
         """Of each bin, lower and upper, increasing; a category's is a point. The missing code is one of them."""
         if self.kind == "categorical":
-            found = [(value, value) for value in self.values]
+            bounds = [(value, value) for value in self.values]
         else:
-            found = list(pairwise(self.bounds_of_numbers))
-        return sorted(found + ([] if self.missing is None else [(self.missing, self.missing)]))
+            bounds = list(pairwise(self.bounds_of_numbers))
+        return sorted(bounds + ([] if self.missing is None else [(self.missing, self.missing)]))
 
     @property
     def bounds_of_numbers(self) -> list[float]:
@@ -130,10 +130,10 @@ class Schema:
     @property
     def starts(self) -> list[int]:
         """The first bin of each column."""
-        found = [0]
+        starts = [0]
         for column in self.columns[:-1]:
-            found.append(found[-1] + len(column.bounds))
-        return found
+            starts.append(starts[-1] + len(column.bounds))
+        return starts
 
     def snapped(self, records: Tensor) -> Tensor:
         """Drawn values (n, columns) as a table holds them: codes exactly, numbers within bounds, whole where told."""
@@ -143,10 +143,10 @@ class Schema:
             points = [low for low, high in column.bounds if low == high]
             if column.kind == "numeric":
                 gap = torch.full_like(own, math.inf) if column.missing is None else (own - column.missing).abs()
-                kept = own.clamp(column.low, column.high)
-                kept = kept.round() if column.whole else kept
-                absent = gap < (own - kept).abs()
-                made[:, place] = torch.where(absent, torch.tensor(column.missing or 0.0), kept)
+                snapped = own.clamp(column.low, column.high)
+                snapped = snapped.round() if column.whole else snapped
+                absent = gap < (own - snapped).abs()
+                made[:, place] = torch.where(absent, torch.tensor(column.missing or 0.0), snapped)
             else:
                 codes = torch.tensor(points)
                 made[:, place] = codes[(own[:, None] - codes).abs().argmin(dim=1)]
@@ -165,11 +165,11 @@ class Schema:
             InvalidValue: it is none; the column is named.
         """
         try:
-            found = []
+            columns = []
             for one in values["columns"]:
-                told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in one.items()}
-                found.append(Column(**told))
-            return cls(tuple(found))
+                fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in one.items()}
+                columns.append(Column(**fields))
+            return cls(tuple(columns))
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidValue(f'a schema is {{"columns": [{{"name": ..., "kind": ...}}, ...]}}; {error}') from error
 

@@ -64,16 +64,16 @@ class DpSinkhorn(Network):
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
-        found = [
+        problems = [
             *super().problems(),
             *not_counts(self, "points", "iterations"),
             *not_positive(self, "label_weight", "blur", "clip_norm"),
         ]
         if not 0 <= self.fresh <= self.points:
-            found.append(f"fresh is {self.fresh!r}; allowed are 0 to the {self.points} points")
+            problems.append(f"fresh is {self.fresh!r}; allowed are 0 to the {self.points} points")
         if not self.l1_weight >= 0.0:
-            found.append(f"l1_weight is {self.l1_weight!r}; it must be 0 or more")
-        return found
+            problems.append(f"l1_weight is {self.l1_weight!r}; it must be 0 or more")
+        return problems
 
     @property
     def mechanism(self) -> AnyMechanism:

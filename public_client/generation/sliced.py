@@ -61,15 +61,15 @@ class DpSwd(Network):
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
-        found = [
+        problems = [
             *super().problems(),
             *not_one_of(self, "release", ("rows", "quantiles")),
             *not_counts(self, "directions", "coefficients"),
             *not_positive(self, "label_weight", "typical"),
         ]
         if self.label_weight >= RECORD_NORM:
-            found.append(f"label_weight is {self.label_weight!r}; it must be below the clip norm of {RECORD_NORM:g}")
-        return found
+            problems.append(f"label_weight is {self.label_weight!r}; it must be below the clip norm of {RECORD_NORM:g}")
+        return problems
 
     @property
     def mechanism(self) -> AnyMechanism:

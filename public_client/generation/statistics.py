@@ -10,7 +10,7 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
 from dpswd.public_client.methods.statistics import Statistics
-from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.methods.statistics_method import StatisticsRun
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
@@ -41,8 +41,8 @@ class StatisticsGeneration(GenerationMethod):
         """See `GenerationMethod`."""
         return StatisticsRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
 
-    def known(self, run: ChargedRun, fitting: Fitting) -> Known:
+    def read(self, run: ChargedRun, fitting: Fitting) -> ClassSums:
         """What the run's releases say together; drawing them costs nothing further."""
         assert isinstance(run, StatisticsRun), "this method opened it"
         with reporting("labelled statistics", run.plan.steps, shown=fitting.progress) as bar:
-            return run.known(fitting.store, bar=bar)
+            return run.read(fitting.store, bar=bar)

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.generation.generator import Generator
-from dpswd.public_client.generation.laws import Drawing, Law, Wanted, solved
+from dpswd.public_client.generation.laws import Drawing, Law, ReleasedShares, solved
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.schema import Schema
 from dpswd.public_client.generation.statistics import StatisticsGeneration
-from dpswd.public_client.methods.statistics_head import Known, shares_of
+from dpswd.public_client.methods.statistics_head import ClassSums, shares_of
 from dpswd.public_client.plans.recipe import not_counts, not_positive
 from dpswd.public_client.training.run import ChargedRun
 from dpswd.shared.core.errors import InvalidValue
@@ -88,26 +88,26 @@ class Tabular(StatisticsGeneration):
 
     def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
-        return self.fitted(self.known(run, fitting), fitting)
+        return self.fitted(self.read(run, fitting), fitting)
 
-    def fitted(self, known: Known, fitting: Fitting) -> Generator:
+    def fitted(self, released: ClassSums, fitting: Fitting) -> Generator:
         """A generator of what was released; asks nobody.
 
         Args:
-            known: the release, of `Bins`.
+            released: the release, of `Bins`.
             fitting: how.
         """
         schema = self._schema()
-        laws, of_label = self._laws(known, schema, fitting)
-        scores = nn.Linear(schema.width, len(known.counts))
+        laws, of_label = self._laws(released, schema, fitting)
+        scores = nn.Linear(schema.width, len(released.counts))
         with torch.no_grad():
             scores.weight.copy_(of_label.weight * (math.sqrt(len(schema.columns)) / RECORD_NORM))
             scores.bias.copy_(of_label.bias)
         return Generator.of(
-            Drawing(schema, laws, classes=len(known.counts)),
+            Drawing(schema, laws, classes=len(released.counts)),
             latent=2 * len(schema.columns),
             record_shape=(len(schema.columns),),
-            shares=shares_of(known),
+            shares=shares_of(released),
             labeller=nn.Sequential(Bins(schema), scores),
             chosen_labels=False,
             schema=schema,
@@ -118,15 +118,15 @@ class Tabular(StatisticsGeneration):
             raise InvalidValue(f"{self.name} needs the public schema of the records: --schema FILE. Nothing was spent")
         return self.schema
 
-    def _laws(self, known: Known, schema: Schema, fitting: Fitting) -> tuple[dict[int, Law], Law]:
+    def _laws(self, released: ClassSums, schema: Schema, fitting: Fitting) -> tuple[dict[int, Law], Law]:
         """Of the columns, in the order that they are drawn in, and of the label."""
-        m, n, place = len(schema.columns), known.records, fitting.device
-        classes, shares = len(known.counts), shares_of(known)
-        labels = (known.features + known.total / classes) * math.sqrt(m) / n  # (C, d): share of class and bin
-        label_noise = (known.feature_variance + known.total_variance / classes**2) * m / n**2
-        assert known.moments is not None, "this method asks for them"
-        pairs = known.moments * m / n  # (d, d): share of bin and bin
-        bins, bins_noise = known.total * math.sqrt(m) / n, known.total_variance * m / n**2
+        m, n, place = len(schema.columns), released.records, fitting.device
+        classes, shares = len(released.counts), shares_of(released)
+        labels = (released.features + released.total / classes) * math.sqrt(m) / n  # (C, d): share of class and bin
+        label_noise = (released.feature_variance + released.total_variance / classes**2) * m / n**2
+        assert released.moments is not None, "this method asks for them"
+        pairs = released.moments * m / n  # (d, d): share of bin and bin
+        bins, bins_noise = released.total * math.sqrt(m) / n, released.total_variance * m / n**2
         spans = [
             slice(start, start + len(column.bounds))
             for start, column in zip(schema.starts, schema.columns, strict=True)
@@ -138,18 +138,18 @@ class Tabular(StatisticsGeneration):
         with reporting(f"{self.name}: fitting", m + 1, shown=fitting.progress) as bar:
             for number, column in enumerate(order):
                 before = [index for earlier in order[:number] for index in range(schema.width)[spans[earlier]]]
-                wanted = Wanted(
+                target = ReleasedShares(
                     bins[spans[column]], bins_noise,
-                    pairs[spans[column]][:, before], known.moment_variance * m**2 / n**2, n,
+                    pairs[spans[column]][:, before], released.moment_variance * m**2 / n**2, n,
                 )  # fmt: skip
-                law = solved(wanted, rows[:, before], deviation=self.deviation, updates=self.updates)
+                law = solved(target, rows[:, before], deviation=self.deviation, updates=self.updates)
                 chances = torch.softmax(rows[:, before] @ law.weight.T + law.bias, dim=1)
                 drawn = torch.multinomial(chances.cpu(), 1, generator=own)[:, 0].to(place)
                 rows[torch.arange(len(rows), device=place), schema.starts[column] + drawn] = 1.0
                 laws[column] = law.on(torch.device("cpu"))
                 bar.advance(f"column {schema.columns[column].name}")
-            wanted = Wanted(shares, known.count_variance / n**2, labels, label_noise, n)
-            of_label = solved(wanted, rows, deviation=self.label_deviation, updates=self.updates)
+            target = ReleasedShares(shares, released.count_variance / n**2, labels, label_noise, n)
+            of_label = solved(target, rows, deviation=self.label_deviation, updates=self.updates)
             bar.advance("label")
         return laws, of_label.on(torch.device("cpu"))
 
@@ -194,5 +194,5 @@ class Bins(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, columns) to (b, d)."""
-        found: Tensor = self.bins(self.step(self.steps(self.flat(x))))
-        return found
+        bins: Tensor = self.bins(self.step(self.steps(self.flat(x))))
+        return bins

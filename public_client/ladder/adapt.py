@@ -111,26 +111,26 @@ def ladder_for(
         DataInvalid: the hospital's records have another shape.
         InvalidValue: see `plan_ladder`.
     """
-    told = hospital.describe()
-    if record_shape != told.record_shape:
+    facts = hospital.describe()
+    if record_shape != facts.record_shape:
         raise DataInvalid(
-            f"the source's records have shape {record_shape}, those of {told.data_set} {told.record_shape}"
+            f"the source's records have shape {record_shape}, those of {facts.data_set} {facts.record_shape}"
         )
     if isinstance(hospital, PublishedHospital):
         plan = hospital.plan()
-        return Ladder({VIEWS: plan}, plan.epsilon, {}, told.data_set)
+        return Ladder({VIEWS: plan}, plan.epsilon, {}, facts.data_set)
     device = next(model.extractor.parameters(), torch.zeros(0)).device
     with torch.no_grad():
         classes = int(model.whole()(torch.zeros(2, *record_shape, device=device)).shape[1])
-    rungs, left_out = applicable(told, model, classes=classes)
+    rungs, left_out = applicable(facts, model, classes=classes)
     if not rungs:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise InvalidValue(f"{told.data_set} can be asked nothing for this model ({why}); nothing was spent")
-    plans = {name: sized_plan(told, rung.method, model, epsilon=epsilon) for name, rung in rungs.items()}
-    budgets = budgets_of(told, epsilon=epsilon)
+        raise InvalidValue(f"{facts.data_set} can be asked nothing for this model ({why}); nothing was spent")
+    plans = {name: sized_plan(facts, rung.method, model, epsilon=epsilon) for name, rung in rungs.items()}
+    budgets = budgets_of(facts, epsilon=epsilon)
     priced = priced_together(budgets, plans, SHARES, epsilon=epsilon)
-    compared = None if evaluate_epsilon is None else plan_comparison(told, _MODELS, epsilon=evaluate_epsilon)
-    return Ladder(priced, epsilon, left_out, told.data_set, budgets, compared)
+    compared = None if evaluate_epsilon is None else plan_comparison(facts, _MODELS, epsilon=evaluate_epsilon)
+    return Ladder(priced, epsilon, left_out, facts.data_set, budgets, compared)
 
 
 def adapt(
@@ -188,21 +188,21 @@ def adapt(
     shape = tuple(records.shape[1:])
 
     def one(name: str, own: Hospital) -> Adapted:
-        kept = None if directory is None else Path(directory)
-        if kept is not None and name not in ("", ALONE):
-            kept = kept / "sites" / name
-        climb = _Climb(start, batches, own, contract=contract, directory=kept, device=device, seed=seed)
+        folder = None if directory is None else Path(directory)
+        if folder is not None and name not in ("", ALONE):
+            folder = folder / "sites" / name
+        climb = _Climb(start, batches, own, contract=contract, directory=folder, device=device, seed=seed)
         climb.evaluate = evaluate.get(name or ALONE) if isinstance(evaluate, Mapping) else evaluate
         climb.log, climb.progress = log, progress
         asked = _of(epsilon, name)
-        ladder = _kept_ladder(kept, own)
-        with one_thread(), _recorded(own, kept, begun=ladder is not None) as recording:
+        ladder = _stored_ladder(folder, own)
+        with one_thread(), _recorded(own, folder, begun=ladder is not None) as recording:
             if ladder is None:
                 ladder = ladder_for(start, own, record_shape=shape, epsilon=asked, evaluate_epsilon=evaluate_epsilon)
                 _require_room(own, ladder, start, asked + (evaluate_epsilon or 0.0))
             reached = climb.climbed(ladder if name in ("", ALONE) else replace(ladder, hospital=name))
             if ladder.comparison is not None and reached.changed:
-                reached.compare(start, own, directory=kept)
+                reached.compare(start, own, directory=folder)
         if recording is not None:
             settings: dict[str, Any] = {"epsilon": asked, "evaluate_epsilon": evaluate_epsilon, "seed": seed}
             settings |= {"batch_size": getattr(source, "batch_size", None), "device": resolve_device(device).type}
@@ -235,17 +235,17 @@ def _recorded(hospital: Hospital, directory: Path | None, *, begun: bool) -> Ite
 
 def _each(named: Mapping[str, Hospital], one: Callable[[str, Hospital], Adapted], own: Adapted) -> AdaptedEach:
     """Hospitals one after the other; one that refuses, or does not answer, leaves the others alone."""
-    found = AdaptedEach()
+    adapted = AdaptedEach()
     for name, hospital in named.items():
         try:
-            found[name] = one(name, hospital)
+            adapted[name] = one(name, hospital)
         except (PrivacyError, ProtocolError, DataInvalid, InvalidValue) as error:
             _log.warning("%s is left out: %s", name, error)
-            found[name] = replace(own, ladder=replace(own.ladder, hospital=name), lost=error)
-    lost = [reached.lost for reached in found.values() if reached.lost is not None]
-    if len(lost) == len(found):
+            adapted[name] = replace(own, ladder=replace(own.ladder, hospital=name), lost=error)
+    lost = [reached.lost for reached in adapted.values() if reached.lost is not None]
+    if len(lost) == len(adapted):
         raise lost[0]
-    return found
+    return adapted
 
 
 def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: float) -> None:
@@ -257,13 +257,13 @@ def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: flo
     Raises:
         BudgetExhausted: the ledger would admit no run of the first rung's kind that costs so much; nothing was spent.
     """
-    told = hospital.describe()
-    if isinstance(hospital, PublishedHospital) or epsilon <= told.remaining * (1.0 + 1e-9):
+    facts = hospital.describe()
+    if isinstance(hospital, PublishedHospital) or epsilon <= facts.remaining * (1.0 + 1e-9):
         return
     method = next(iter(ladder.plans.values())).method
     assert isinstance(method, Method), "a rung's method trains"
-    whole = sized_plan(told, method, model, epsilon=epsilon)
-    quoted(hospital.curator, declarable_of(method, model, told.record_shape), whole, keep_noise=True, required=True)
+    whole = sized_plan(facts, method, model, epsilon=epsilon)
+    quoted(hospital.curator, declarable_of(method, model, facts.record_shape), whole, keep_noise=True, required=True)
 
 
 def _of(epsilon: float | Mapping[str, float], name: str) -> float:
@@ -392,7 +392,7 @@ class _Climb:
             path.write_text(json.dumps(ladder.to_json()), encoding="utf-8")
 
 
-def _kept_ladder(directory: Path | None, hospital: Hospital) -> Ladder | None:
+def _stored_ladder(directory: Path | None, hospital: Hospital) -> Ladder | None:
     """The ladder of a climb that was begun in the directory."""
     if directory is None or not (directory / _LADDER).exists() or isinstance(hospital, PublishedHospital):
         return None

@@ -19,7 +19,7 @@ from dpswd.public_client.ladder.certificate import certificate_of
 from dpswd.public_client.ladder.evidence import Evidence
 from dpswd.public_client.ladder.rungs import LABELS, Ladder
 from dpswd.public_client.methods.comparison import Asked, Comparison
-from dpswd.public_client.methods.normalisation import KEPT
+from dpswd.public_client.methods.normalisation import UNCHANGED
 from dpswd.public_client.plans.measured import measured_alike
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNEXPLAINED
@@ -89,10 +89,10 @@ class Adapted:
     def outcome(self) -> str:
         """`CHANGED`, `KEPT`, or `UNEXPLAINED`: something was seen that nothing explains, and the model is kept."""
         if any(answer.changed for answer in self.answers):
-            return CHANGED if self.comparison is None or self.comparison.winner == CHANGED else KEPT
-        told_by_labels = bool(self.answers) and self.answers[-1].rung == LABELS
+            return CHANGED if self.comparison is None or self.comparison.winner == CHANGED else UNCHANGED
+        by_labels = bool(self.answers) and self.answers[-1].rung == LABELS
         seen = any(answer.outcome in (SEEN, UNEXPLAINED) for answer in self.answers)
-        return UNEXPLAINED if seen and not told_by_labels else KEPT
+        return UNEXPLAINED if seen and not by_labels else UNCHANGED
 
     @property
     def changed(self) -> bool:
@@ -179,18 +179,18 @@ class Adapted:
         """
         if self.lost is not None:
             state = "refused" if isinstance(self.lost, (PrivacyError, InvalidValue)) else "set aside"
-            told = {"site": site, "rung": "", "state": state, "steps": 0, "planned_steps": 0}
-            told |= {"outcome": "", "plain": ""}
+            common = {"site": site, "rung": "", "state": state, "steps": 0, "planned_steps": 0}
+            common |= {"outcome": "", "plain": ""}
             reason = f"{type(self.lost).__name__}: {self.lost}"
-            return [told | {"finding": "", "charged_epsilon": 0.0, "reason": reason, "not_compared": None}]
-        found = []
+            return [common | {"finding": "", "charged_epsilon": 0.0, "reason": reason, "not_compared": None}]
+        rows = []
         not_compared = None if self.not_compared is None else str(self.not_compared)
         for answer in self.answers:
             steps = self.ladder.plans[answer.rung].steps
             own = {"site": site, "rung": answer.rung, "state": "finished", "steps": steps, "planned_steps": steps}
             own |= {"outcome": answer.outcome, "plain": answer.plain, "finding": answer.finding}
-            found.append(own | {"charged_epsilon": answer.epsilon, "reason": None, "not_compared": not_compared})
-        return found
+            rows.append(own | {"charged_epsilon": answer.epsilon, "reason": None, "not_compared": not_compared})
+        return rows
 
     def explain(self) -> str:
         """The evidence of each question: odds, nats, and what they leave."""
@@ -241,7 +241,7 @@ class AdaptedEach(dict[str, Adapted]):
     def __str__(self) -> str:
         """Which were changed, and then each."""
         changed = [name for name, own in self.items() if own.changed]
-        kept = [name for name, own in self.items() if not own.changed]
-        groups = [("changed", changed), ("kept", kept)]
-        told = "; ".join(f"{what} for {', '.join(names)}" for what, names in groups if names)
-        return "\n".join([f"Your model was {told}.", *map(str, self.values())])
+        unchanged = [name for name, own in self.items() if not own.changed]
+        groups = [("changed", changed), ("kept", unchanged)]
+        summary = "; ".join(f"{what} for {', '.join(names)}" for what, names in groups if names)
+        return "\n".join([f"Your model was {summary}.", *map(str, self.values())])

@@ -20,18 +20,18 @@ _LEAST, _MOST = 0.25, 64.0
 _ROUNDED = 1e-9  # relative: a price is computed again where it is asked
 
 
-def budgets_of(told: Description, *, epsilon: float) -> tuple[PrivacyBudget, ...]:
+def budgets_of(description: Description, *, epsilon: float) -> tuple[PrivacyBudget, ...]:
     """The budgets by whose filters the rungs are priced.
 
     A fresh budget gets its filter with the first charge, and it is known. Of a used one it is not public, and a fresh
     one's of the asked epsilon is taken.
 
     Args:
-        told: of the hospital, before anything is asked.
+        description: of the hospital, before anything is asked.
         epsilon: that all rungs together may cost.
     """
-    relation = NeighbouringRelation(told.neighbouring_relation)
-    budgets = dict.fromkeys((told.data_set_budget, told.client_budget))
+    relation = NeighbouringRelation(description.neighbouring_relation)
+    budgets = dict.fromkeys((description.data_set_budget, description.client_budget))
     wholes = {(epsilon if budget.spent > 0.0 else budget.epsilon, budget.delta) for budget in budgets}
     return tuple(PrivacyBudget(*whole, relation) for whole in sorted(wholes))
 
@@ -73,24 +73,24 @@ def priced_together(
     def filters(events: Sequence[RunEvent]) -> list[PrivacyFilter]:
         return [filter_for(budget, plan=events[0]) for budget in budgets]
 
-    low, high, found = _LEAST, _MOST, None
+    low, high, best = _LEAST, _MOST, None
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
         tried = at(middle)
         events = [*before, *(plan.event() for plan in tried.values())]
         if all(_fits(own, events, epsilon) for own in filters(events)):
-            high, found = middle, tried
+            high, best = middle, tried
         else:
             low = middle
-    if found is None:
+    if best is None:
         raise _unborne(plans, epsilon)
-    held = filters([*before, *(plan.event() for plan in found.values())])
+    held = filters([*before, *(plan.event() for plan in best.values())])
 
     def price(event: RunEvent) -> float:
         return max(own.alone(own.price(event)) for own in held) * (1.0 + _ROUNDED)
 
     # At less the ledger's quote would raise the noise of each rung until it fits alone, and together they spend less.
-    return {name: replace(plan, epsilon=price(plan.event())) for name, plan in found.items()}
+    return {name: replace(plan, epsilon=price(plan.event())) for name, plan in best.items()}
 
 
 def _unborne(plans: Mapping[str, Plan], epsilon: float) -> InvalidValue:

@@ -135,8 +135,8 @@ class Ladder:
         plans = {name: Plan.from_json(plan, method=kinds[name]) for name, plan in values["plans"].items()}
         budgets = tuple(PrivacyBudget(e, d, NeighbouringRelation(kind)) for e, d, kind in values["budgets"])
         compared = values["comparison"] and Plan.from_json(values["comparison"], method=Compare)
-        kept = {name: values[name] for name in ("epsilon", "left_out", "hospital", "seconds")}
-        return cls(plans=plans, budgets=budgets, comparison=compared, **kept)
+        fields = {name: values[name] for name in ("epsilon", "left_out", "hospital", "seconds")}
+        return cls(plans=plans, budgets=budgets, comparison=compared, **fields)
 
     def __str__(self) -> str:
         """The recommendation and its reason first, then rung by rung the most it may cost."""
@@ -158,25 +158,25 @@ class Ladder:
         return "\n".join(lines)
 
 
-def applicable(told: Description, model: Model, *, classes: int) -> tuple[dict[str, Rung], dict[str, str]]:
+def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[str, Rung], dict[str, str]]:
     """Rungs that such a model can climb at such a hospital, and why not the others.
 
     Args:
-        told: of the hospital.
+        facts: of the hospital.
         model: the team's.
         classes: that it tells apart.
     """
     asked, left_out = {}, {}
     for rung in RUNGS:
         try:
-            rung.method.check_offered(told)
-            if rung.name == VIEWS and len(told.record_shape) != 3:
+            rung.method.check_offered(facts)
+            if rung.name == VIEWS and len(facts.record_shape) != 3:
                 raise InvalidValue("its views are of images")
-            if rung.name == LABELS and told.classes != classes:
-                raise InvalidValue(f"the model tells {classes} classes apart, the hospital's labels {told.classes}")
+            if rung.name == LABELS and facts.classes != classes:
+                raise InvalidValue(f"the model tells {classes} classes apart, the hospital's labels {facts.classes}")
             if rung.name in (GLANCE, LAYERS) and isinstance(model.classifier, nn.Identity):
                 raise InvalidValue("the model is no network with layers")
-            declarable_of(rung.method, model, told.record_shape)
+            declarable_of(rung.method, model, facts.record_shape)
         except DpswdError as error:
             left_out[rung.name] = str(error)
             continue
@@ -205,7 +205,7 @@ def admits(curator: Curator, plan: Plan, model: Model) -> bool:
     return quoted(curator, ready, plan)[1].fits
 
 
-def sized_plan(told: Description, method: Method, model: Model, *, epsilon: float) -> Plan:
+def sized_plan(description: Description, method: Method, model: Model, *, epsilon: float) -> Plan:
     """A rung's plan alone, with the model's sizes and some noise."""
-    plan = make_plan(told, method, epsilon=epsilon)
+    plan = make_plan(description, method, epsilon=epsilon)
     return declarable_of(method, model, plan.record_shape).sized(plan)

@@ -63,16 +63,16 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
     fitting = [name for name in linear if model.get_submodule(name).out_features == scores.shape[1]]
     for name in [head] if head is not None else reversed(fitting):
-        found = _without(model, name)
-        if found is None:
+        split = _without(model, name)
+        if split is None:
             continue
-        with evaluating(found.extractor), torch.no_grad():
-            features = found.extractor(records)
+        with evaluating(split.extractor), torch.no_grad():
+            features = split.extractor(records)
             if not isinstance(features, Tensor) or features.dim() != 2:
                 continue
-            again = found.classifier(features)
+            again = split.classifier(features)
         if torch.allclose(again, scores, rtol=_SAME, atol=_SAME * float(scores.abs().max())):
-            return found
+            return split
     raise InvalidValue(
         f"no linear layer of the model is its last step{f' ({head!r} is not)' if head else ''}; name the layer "
         f"(head=...), or pass (extractor, classifier). Its linear layers: {', '.join(linear) or 'none'}"

@@ -7,7 +7,7 @@ import numpy as np
 from dpswd.public_client.normalisation.inference import AS_IT_IS, FREQUENCIES
 from dpswd.public_client.normalisation.verdict import UNDECIDED, Verdict
 
-_TOLD = 0.15  # deviations by which a first layer must have moved to be put into words
+_LEAST_SAID = 0.15  # deviations by which a first layer must have moved to be put into words
 _CLASSES = 3
 
 UNEXPLAINED = (
@@ -38,10 +38,10 @@ def of_glance(verdict: Verdict, *, channels: int) -> str:
         return f"its classes are not as frequent as in your source ({'; '.join(shares)})"
     means, deviations = verdict.move[:channels], verdict.move[channels : 2 * channels]
     varied = float(deviations.mean())
-    if varied > _TOLD:
+    if varied > _LEAST_SAID:
         return "its inputs look noisier, or of more contrast, there"
-    if varied < -_TOLD:
+    if varied < -_LEAST_SAID:
         return "its inputs look paler, or blurred, there"
-    if float(np.sqrt(np.mean(means**2))) > _TOLD:
+    if float(np.sqrt(np.mean(means**2))) > _LEAST_SAID:
         return "its inputs look brighter or darker there"
     return "its deeper layers see something else there than in your source"

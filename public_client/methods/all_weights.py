@@ -112,9 +112,9 @@ class Rows(AllWeights):
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The loader's next batch; for a step that was under way when the process ended, the batch it was asked with."""
     waiting = any(site.run.has_pending and not site.stale for site in group.unfinished)
-    kept = group.store.read_batch() if group.store is not None and waiting else None
-    if kept is not None:
-        return kept
+    stored = group.store.read_batch() if group.store is not None and waiting else None
+    if stored is not None:
+        return stored
     images, labels = next(batches)
     if group.store is not None:
         group.store.write_batch(images, labels)

@@ -108,17 +108,17 @@ class Comparison:
         cost = f"epsilon {rounded(self.epsilon, up=True)} alone"
         if any(math.isnan(value) for value in self.accuracies.values()):
             return f"a private evaluation found too few labels against its noise ({cost})"
-        told = ", ".join(f"{name} {value:.1f}" for name, value in self.accuracies.items())
-        return f"a private evaluation says {told} % (each ± {self.error:.1f}, {cost})"
+        figures = ", ".join(f"{name} {value:.1f}" for name, value in self.accuracies.items())
+        return f"a private evaluation says {figures} % (each ± {self.error:.1f}, {cost})"
 
 
-def plan_comparison(told: Description, models: int, *, epsilon: float) -> Plan:
+def plan_comparison(description: Description, models: int, *, epsilon: float) -> Plan:
     """What comparing so many models would release and cost; nothing is spent.
 
     Raises:
         InvalidValue: the curator evaluates nothing, or a number is out of range.
     """
-    plan = make_plan(told, Compare(models=models), epsilon=epsilon)
+    plan = make_plan(description, Compare(models=models), epsilon=epsilon)
     return plan.for_model(feature_dimension=models * plan.classes, gradient_parameters=0)
 
 
@@ -183,10 +183,10 @@ class Asked:
         if len(numbers) != declared:
             raise InvalidValue(f"the release holds {len(numbers)} numbers; {declared} were declared")
         shares, error = self._shares(numbers) if self.plan.number_private else self._of_all(numbers)
-        known = not math.isnan(shares[0])  # too few labels: noise would choose
-        best = self.names[int(numbers[: len(self.names)].argmax())] if known else self.names[-1]
-        told = {name: float(np.clip(100.0 * share, 0.0, 100.0)) for name, share in zip(self.names, shares, strict=True)}
-        return Comparison(told, min(100.0 * error, 100.0), best, self.plan.epsilon)
+        enough = not math.isnan(shares[0])  # too few labels: noise would choose
+        best = self.names[int(numbers[: len(self.names)].argmax())] if enough else self.names[-1]
+        accuracies = {name: float(np.clip(100.0 * p, 0.0, 100.0)) for name, p in zip(self.names, shares, strict=True)}
+        return Comparison(accuracies, min(100.0 * error, 100.0), best, self.plan.epsilon)
 
     def _of_all(self, numbers: Floats) -> tuple[list[float], float]:
         """Shares of correct ones, and half the width of their intervals, where the number of labels is public."""

@@ -34,17 +34,17 @@ def domain_critic(features: Tensor, *, components: int, hidden: int, seed: int =
     Returns:
         (b, d) to (b, 1); only ``first`` and ``last`` are trained.
     """
-    kept = min(components, features.shape[1], len(features) - 1)
+    count = min(components, features.shape[1], len(features) - 1)
     center = features.mean(dim=0)
     _, deviations, axes = torch.linalg.svd(features - center, full_matrices=False)
     # An axis is known up to its sign; with the largest entry positive, the records' order does not choose it.
     axes = axes * axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)).sign()
-    scale = (deviations[:kept] / math.sqrt(len(features) - 1)).clamp(min=1e-6)
+    scale = (deviations[:count] / math.sqrt(len(features) - 1)).clamp(min=1e-6)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        view, first, last = nn.Linear(features.shape[1], kept), nn.Linear(kept, hidden), nn.Linear(hidden, 1)
+        view, first, last = nn.Linear(features.shape[1], count), nn.Linear(count, hidden), nn.Linear(hidden, 1)
     with torch.no_grad():
-        view.weight.copy_(axes[:kept] / scale[:, None])
+        view.weight.copy_(axes[:count] / scale[:, None])
         view.bias.copy_(-(view.weight @ center.to(view.weight)))
     view.requires_grad_(False)
     return nn.Sequential(OrderedDict(view=view, first=first, act=nn.Tanh(), last=last)).to(features.device)

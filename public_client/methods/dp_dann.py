@@ -120,12 +120,12 @@ class DpDann(Method):
         target = with_adapters(training.model.extractor, shape, own=training.adapter).to(training.device)
         critic = domain_critic(training.features, components=self.components, hidden=self.hidden, seed=training.seed)
         training.ranks.synchronise(critic)
-        kept = group.store.read("critic") if group.store is not None else None
-        if kept is not None:  # what the runs were declared with, to the last bit
-            critic.load_state_dict(kept["critic"])
+        stored = group.store.read("critic") if group.store is not None else None
+        if stored is not None:  # what the runs were declared with, to the last bit
+            critic.load_state_dict(stored["critic"])
         players = Adversaries.of(target, critic, shape)
-        clip_norm = float(kept["clip_norm"]) if kept is not None else self.clip_norm or _public_clip(players, training)
-        if kept is None and group.store is not None:
+        clip_norm = float(stored["clip_norm"]) if stored else self.clip_norm or _public_clip(players, training)
+        if stored is None and group.store is not None:
             group.store.write("critic", {"critic": critic.state_dict(), "clip_norm": clip_norm})
         group.charge_each(lambda site: CriticRun(site.curator, players, site.plan, self, clip_norm, site.store))
         group.install(Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was

@@ -22,7 +22,7 @@ from dpswd.public_client.data.accuracy import features as features_of
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.methods.labelled_transport import Labels, Matching, Points, Values, moved, require_solver
-from dpswd.public_client.methods.statistics_head import Classes, Known, classes_of
+from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of
 from dpswd.public_client.methods.statistics_method import StatisticsMethod, common_map
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
 from dpswd.public_client.replay.fit import cosine
@@ -50,12 +50,12 @@ def principal_components(records: Tensor, *, count: int = 50) -> nn.Sequential:
     flat = records.flatten(1).double()
     mean = flat.mean(dim=0)
     values, vectors = torch.linalg.eigh((flat - mean).T @ (flat - mean) / len(flat))
-    kept = vectors.flip(1)[:, : min(count, len(flat) - 1)].T
-    scale = values.flip(0)[: len(kept)].mean().clamp(min=1e-12).sqrt()
-    layer = nn.Linear(flat.shape[1], len(kept))
+    chosen = vectors.flip(1)[:, : min(count, len(flat) - 1)].T
+    scale = values.flip(0)[: len(chosen)].mean().clamp(min=1e-12).sqrt()
+    layer = nn.Linear(flat.shape[1], len(chosen))
     with torch.no_grad():
-        layer.weight.copy_(kept / scale)
-        layer.bias.copy_(-(kept @ mean) / scale)
+        layer.weight.copy_(chosen / scale)
+        layer.bias.copy_(-(chosen @ mean) / scale)
     return nn.Sequential(nn.Flatten(), layer).requires_grad_(False).eval()
 
 
@@ -120,10 +120,10 @@ class Dpda(StatisticsMethod):
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; hospitals that share a model are one source together."""
-        known = self.learned(group, training)
-        live = [site for site in group.live if site.name in known]
+        released = self.learned(group, training)
+        live = [site for site in group.live if site.name in released]
         feature_map = common_map(live)
-        laws = classes_of(Known.together([known[site.name] for site in live]))
+        laws = classes_of(ClassSums.together([released[site.name] for site in live]))
         classifier = self._trained(laws, feature_map, training)
         for site in live:
             site.model = Model(training.model.extractor, classifier)

@@ -125,14 +125,14 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
     ready = submitted(model, plan)
     run = curator.open_run(plan.parameters(ready.uploaded(curator)), request_id=ids.run)
     release = curator.send(PendingStep(run.run_id, ids.step, released.EvaluationRequest().to_bytes()))
-    reply, told = released.EVALUATION.reply.from_bytes(release.payload), curator.describe()
-    cost = {"epsilon": plan.epsilon, "delta": plan.delta, "spent": told.spent, "remaining": told.remaining}
+    reply, facts = released.EVALUATION.reply.from_bytes(release.payload), curator.describe()
+    cost = {"epsilon": plan.epsilon, "delta": plan.delta, "spent": facts.spent, "remaining": facts.remaining}
     return Report.of(
         reply,
         declared=plan.declared(),
         records=plan.records,
         number=plan.labelled,
-        class_names=told.class_names,
+        class_names=facts.class_names,
         **cost,
     )
 

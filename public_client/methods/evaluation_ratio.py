@@ -35,13 +35,13 @@ class Tally:
         return self.right + self.wrong
 
     @property
-    def known(self) -> bool:
+    def sufficient(self) -> bool:
         """Whether there are enough labelled records against the noise to tell a share of them."""
         return self.labelled >= FEWEST * math.sqrt(self.right_variance + self.wrong_variance)
 
     def share(self) -> float:
         """The share of correct ones, from 0 to 1; NaN where it is not known."""
-        return min(max(self.right / self.labelled, 0.0), 1.0) if self.known else math.nan
+        return min(max(self.right / self.labelled, 0.0), 1.0) if self.sufficient else math.nan
 
     def interval(self, deviations: float, *, sampling: bool) -> tuple[float, float]:
         """Fieller's interval: the shares p that the noise does not speak against.

@@ -137,7 +137,7 @@ class Report:
 
     @classmethod
     def of(
-        cls, reply: EvaluationReply, *, declared: EvaluationDeclaration, records: int, number: int = 0, **known: Any
+        cls, reply: EvaluationReply, *, declared: EvaluationDeclaration, records: int, number: int = 0, **context: Any
     ) -> Report:
         """Reads a release.
 
@@ -146,7 +146,7 @@ class Report:
             declared: with which noise.
             records: n.
             number: of labelled records, where the operator says it.
-            **known: the report's own fields that no release tells: epsilon and all that follow it.
+            **context: the report's own fields that no release tells: epsilon and all that follow it.
 
         Raises:
             InvalidValue: the release has not the declared parts or shapes.
@@ -167,17 +167,17 @@ class Report:
             confusion=None if release.confusion is None else nearest_counts(release.confusion, labelled),
             confusion_sigma=declared.confusion_sigma,
             **_calibration(release, declared, labelled),
-            **known,
+            **context,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; figures that are not known are null."""
-        return _known(self) | {
+        return _plain_values(self) | {
             "accuracy_interval": [self.accuracy_interval.low, self.accuracy_interval.high],
             "population_interval": [self.population_interval.low, self.population_interval.high],
             "level": _LEVEL,
             "confusion": None if self.confusion is None else self.confusion.tolist(),
-            "reliability": [_known(one) for one in self.reliability],
+            "reliability": [_plain_values(one) for one in self.reliability],
             "class_names": list(self.class_names),
         }
 
@@ -190,10 +190,10 @@ class Report:
     def __str__(self) -> str:
         """A few lines for a terminal."""
         intervals = (self.accuracy_interval, self.population_interval)
-        known, further = (f"{100 * one.low:.1f} to {100 * one.high:.1f}%" for one in intervals)
+        narrow, further = (f"{100 * one.low:.1f} to {100 * one.high:.1f}%" for one in intervals)
         lines = [
             f"accuracy on {self._records()}: {_percent(self.accuracy)}",
-            f"  {100 * _LEVEL:.0f}% intervals: {known} on these records, {further} on further ones like them",
+            f"  {100 * _LEVEL:.0f}% intervals: {narrow} on these records, {further} on further ones like them",
         ]
         if self.confusion is not None:
             lines.append(f"confusion matrix (row: label), noise {self.confusion_sigma:.3g} on each count:")
@@ -310,15 +310,15 @@ def best_correct(release: Counts, declared: EvaluationDeclaration, records: floa
     Returns:
         The estimate and its variance.
     """
-    found = [release.correct]
+    estimates = [release.correct]
     if release.confusion is not None:
         trace = float(np.trace(release.confusion))
-        found += [trace, records - (float(release.confusion.sum()) - trace)]
+        estimates += [trace, records - (float(release.confusion.sum()) - trace)]
     if release.calibration is not None:
-        found += [float(release.calibration[0].sum()), records - float(release.calibration[1].sum())]
+        estimates += [float(release.calibration[0].sum()), records - float(release.calibration[1].sum())]
     variances = correct_estimates(declared)
     best = correct_variance(declared)
-    return best * math.fsum(value / v for value, v in zip(found, variances, strict=True)), best
+    return best * math.fsum(value / v for value, v in zip(estimates, variances, strict=True)), best
 
 
 def nearest_counts(noisy: Floats, total: float) -> Floats:
@@ -354,10 +354,10 @@ def _calibration(release: Counts, declared: EvaluationDeclaration, records: floa
     counts = nearest_counts(size, records)  # for the reader: no negative ones, and they add up
     shown = []
     for b in range(declared.bins):
-        known = size[b] > _FEWEST * math.sqrt(2.0) * sigma
-        accuracy = min(max(right[b] / size[b], 0.0), 1.0) if known else math.nan
-        error = sigma * math.hypot(1.0 - accuracy, accuracy) / size[b] if known else math.nan
-        mean = min(max(confidence_sum[b] / size[b], edges[b]), edges[b + 1]) if known else math.nan
+        enough = size[b] > _FEWEST * math.sqrt(2.0) * sigma
+        accuracy = min(max(right[b] / size[b], 0.0), 1.0) if enough else math.nan
+        error = sigma * math.hypot(1.0 - accuracy, accuracy) / size[b] if enough else math.nan
+        mean = min(max(confidence_sum[b] / size[b], edges[b]), edges[b + 1]) if enough else math.nan
         shown.append(ReliabilityBin(float(edges[b]), float(edges[b + 1]), float(counts[b]), mean, accuracy, error))
     return {
         "reliability": tuple(shown),
@@ -372,14 +372,14 @@ def _check(release: Counts, declared: EvaluationDeclaration) -> None:
     held, needed = 1 + (not math.isnan(release.wrong)), 1 + declared.partly_labelled
     if held != needed:
         raise InvalidValue(f"the release holds {held} numbers of correct predictions; {needed} was declared")
-    wanted = (declared.classes, declared.classes) if declared.confusion_sigma else None
-    found = None if release.confusion is None else release.confusion.shape
+    expected = (declared.classes, declared.classes) if declared.confusion_sigma else None
+    shape = None if release.confusion is None else release.confusion.shape
     table = (3, declared.bins) if declared.calibration_sigma else None
     other = None if release.calibration is None else release.calibration.shape
-    if wanted != found or table != other:
+    if expected != shape or table != other:
         raise InvalidValue(
-            f"the release holds a confusion matrix {found} and calibration sums {other}, but {wanted} and {table} were "
-            "declared"
+            f"the release holds a confusion matrix {shape} and calibration sums {other}, but {expected} and {table} "
+            "were declared"
         )
 
 
@@ -394,7 +394,7 @@ def _bin_line(one: ReliabilityBin) -> str:
     return head + f"{one.confidence:.2f}  {one.accuracy:.2f} +- {1.96 * one.accuracy_error:.2f}"
 
 
-def _known(figures: Report | ReliabilityBin) -> dict[str, Any]:
+def _plain_values(figures: Report | ReliabilityBin) -> dict[str, Any]:
     """The fields by name; null for what is not known."""
-    found = {own.name: getattr(figures, own.name) for own in fields(figures)}
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}
+    values = {own.name: getattr(figures, own.name) for own in fields(figures)}
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}

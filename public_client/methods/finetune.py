@@ -160,14 +160,14 @@ class Finetune(Method):
         shape = group.record_shape()
         whole = self._whole(training.model, training.features.cpu()).to(training.device)
         classifier = whole.get_submodule("classifier")
-        kept = group.store.read("head") if group.store is not None else None
-        if kept is not None:  # what the runs were declared with, to the last bit
-            classifier.load_state_dict(kept["classifier"])
+        stored = group.store.read("head") if group.store is not None else None
+        if stored is not None:  # what the runs were declared with, to the last bit
+            classifier.load_state_dict(stored["classifier"])
         ready = Declarable.of(whole, shape, self._names(whole))
         clip_norm = (
-            float(kept["clip_norm"]) if kept is not None else self.clip_norm or self._public_clip(ready, training)
+            float(stored["clip_norm"]) if stored is not None else self.clip_norm or self._public_clip(ready, training)
         )
-        if kept is None and group.store is not None:
+        if stored is None and group.store is not None:
             sites = {site.name: _distinct(site) for site in group.sites}
             group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm, "sites": sites})
         settled = replace(self, clip_norm=clip_norm)
@@ -230,9 +230,9 @@ class Finetune(Method):
         clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
         if self._joint(group):
             # Also of sites that are set aside or left out since: what they have said counts, and they may come back.
-            kept = group.store.read("head") if group.store is not None else None
+            stored = group.store.read("head") if group.store is not None else None
             named = {site.name: site for site in group.sites}
-            records = kept["sites"] if kept is not None else {name: _distinct(site) for name, site in named.items()}
+            records = stored["sites"] if stored is not None else {name: _distinct(site) for name, site in named.items()}
 
             def scoring(name: str) -> Scoring:
                 site = named.get(name)
@@ -287,16 +287,16 @@ class Finetune(Method):
         return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()
 
     def _names(self, whole: nn.Module) -> tuple[str, ...]:
-        known = [name for name, _ in whole.named_parameters()]
+        names = [name for name, _ in whole.named_parameters()]
         if self.trains == "classifier":
-            return tuple(name for name in known if name.endswith(("head.weight", "head.bias")))
+            return tuple(name for name in names if name.endswith(("head.weight", "head.bias")))
         if self.trains == "all":
-            return tuple(known)
-        wanted = tuple(word.strip() for word in self.trains.split(",") if word.strip())
-        unknown = [word for word in wanted if not any(_begins(name, word) for name in known)]
+            return tuple(names)
+        requested = tuple(word.strip() for word in self.trains.split(",") if word.strip())
+        unknown = [word for word in requested if not any(_begins(name, word) for name in names)]
         if unknown:
-            raise InvalidValue(f"trains names {', '.join(unknown)}; the model's parameters are {', '.join(known)}")
-        return tuple(name for name in known if any(_begins(name, word) for word in wanted))
+            raise InvalidValue(f"trains names {', '.join(unknown)}; the model's parameters are {', '.join(names)}")
+        return tuple(name for name in names if any(_begins(name, word) for word in requested))
 
     def _public_clip(self, ready: Declarable, training: Training) -> float:
         """A share of the median norm of public records' gradients, each with the label of another class.

@@ -63,7 +63,7 @@ class JointScoring(torch.optim.Optimizer):
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Equations:
     """A hospital's A and b, in A's eigenvectors.
 
     Attributes:
@@ -77,10 +77,10 @@ class _Told:
     along: Tensor
 
     @classmethod
-    def of(cls, information: Tensor, pull: Tensor) -> _Told:
+    def of(cls, information: Tensor, pull: Tensor) -> _Equations:
         seen, vectors = torch.linalg.eigh(information)
-        kept = seen > LEAST * seen[-1].clamp(min=1e-300)
-        return cls(seen[kept], vectors[:, kept], vectors[:, kept].T @ pull)
+        telling = seen > LEAST * seen[-1].clamp(min=1e-300)
+        return cls(seen[telling], vectors[:, telling], vectors[:, telling].T @ pull)
 
     def way(self, common: Tensor, own: Tensor) -> Tensor:
         """(p,) u + E[d | u, b], for u (p,) and the deviation t_d."""
@@ -88,12 +88,12 @@ class _Told:
         return common + self.vectors @ (own**2 / (1.0 + own**2 * self.seen) * missing)
 
 
-def means(told: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def means(equations: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """(p,) of each hospital, the posterior's mean of w_h - s in the prior's units, from its A (p, p) and b (p,)."""
-    hospitals = [_Told.of(*one) for one in told]
-    p = len(told[0][1])
+    hospitals = [_Equations.of(*one) for one in equations]
+    p = len(equations[0][1])
     evidence, common = [], []
-    deviations = _DEVIATIONS.to(told[0][1])
+    deviations = _DEVIATIONS.to(equations[0][1])
     squared = deviations[:, None].square()  # (11, 1), of u
     for own in deviations:
         information, pull, without = deviations.new_zeros(p, p), deviations.new_zeros(p), deviations.new_zeros(())
@@ -108,11 +108,11 @@ def means(told: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         evidence.append(without + 0.5 * (shrunk @ along - (1.0 + squared * seen).log().sum(dim=1)))
         common.append(shrunk @ vectors.T)
     chance = torch.softmax(torch.stack(evidence).flatten(), dim=0).reshape(len(deviations), -1)  # (t_d, t_u)
-    found = [deviations.new_zeros(p) for _ in hospitals]
+    posterior = [deviations.new_zeros(p) for _ in hospitals]
     for own, chances, ways in zip(deviations, chance, common, strict=True):
         if float(chances.sum()) < _UNLIKELY:
             continue
         middle = chances @ ways / chances.sum()  # a way is linear in u
         for place, one in enumerate(hospitals):
-            found[place] += chances.sum() * one.way(middle, own)
-    return found
+            posterior[place] += chances.sum() * one.way(middle, own)
+    return posterior

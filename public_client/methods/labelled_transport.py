@@ -64,13 +64,13 @@ def require_solver() -> None:
         raise SettingsError("plans are solved by POT, which is not installed: pip install 'dpswd[transport]'")
 
 
-def moved(points: Points, targets: Values, known: Labels, matching: Matching, seed: int) -> tuple[Points, Values]:
+def moved(points: Points, targets: Values, labels: Labels, matching: Matching, seed: int) -> tuple[Points, Values]:
     """The points where the plan moves them, and what the plan says of each target's class.
 
     Args:
         points: what is moved; every part of the targets gets all of them.
         targets: (m, d).
-        known: (m,) labels of the targets, `UNLABELLED` for most; a labelled one takes mass of its class alone.
+        labels: (m,) labels of the targets, `UNLABELLED` for most; a labelled one takes mass of its class alone.
         matching: of the plans.
         seed: of the cuts.
 
@@ -82,26 +82,26 @@ def moved(points: Points, targets: Values, known: Labels, matching: Matching, se
     kinds = np.eye(int(points.labels.max()) + 1)[points.labels]  # (s, C)
     order = np.random.default_rng(seed).permutation(len(targets))
     places, masses = [], []
-    told = np.zeros((len(targets), kinds.shape[1]))
+    shares = np.zeros((len(targets), kinds.shape[1]))
     for own in np.array_split(order, parts):
-        plan = _matched(points, kinds, targets[own], known[own], matching)
+        plan = _matched(points, kinds, targets[own], labels[own], matching)
         mass = np.maximum(plan.sum(axis=1), 1e-300)
         places.append(plan @ targets[own] / mass[:, None])
         masses.append(mass * len(own) / len(targets))
-        told[own] = kinds.T.dot(plan).T
+        shares[own] = kinds.T.dot(plan).T
     together = np.concatenate(masses)
-    told /= np.maximum(told.sum(axis=1, keepdims=True), 1e-300)
-    return Points(np.concatenate(places), np.tile(points.labels, parts), together / together.sum()), told
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1e-300)
+    return Points(np.concatenate(places), np.tile(points.labels, parts), together / together.sum()), shares
 
 
-def _matched(points: Points, kinds: Values, targets: Values, known: Labels, matching: Matching) -> Values:
+def _matched(points: Points, kinds: Values, targets: Values, labels: Labels, matching: Matching) -> Values:
     """(s, m) a plan of mass 1 onto uniform weights."""
     import ot  # takes a second to load
 
     costs = np.asarray(ot.dist(points.places, targets))
     costs /= max(float(np.median(costs)), 1e-12)
     # Far above all others: a target whose class is known takes mass of it alone, while any is left.
-    forbidden = (known[None, :] != UNLABELLED) & (known[None, :] != points.labels[:, None])
+    forbidden = (labels[None, :] != UNLABELLED) & (labels[None, :] != points.labels[:, None])
     costs = np.where(forbidden, costs + 4.0 * costs.max(), costs)
     even = np.full(len(targets), 1.0 / len(targets))
 

@@ -42,7 +42,7 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _log = logging.getLogger(__name__)
 
-KEPT = "kept"
+UNCHANGED = "kept"
 _MADE_RECORDS = 8  # of which the sizes of a network's layers are found, for a price
 _AT_ONCE = 256  # records whose statistics are computed together
 
@@ -147,17 +147,17 @@ class Normalisation(Method):
         shown = collect(training.source, most=max(1, self.source_records // training.ranks.size))
         records = training.ranks.gather(shown.images.to(training.device)).cpu()
         labels = training.ranks.gather(shown.labels.to(training.device)).cpu()
-        kept = group.store.read("layers") if group.store is not None else None
-        places = find_places(model, records[:_AT_ONCE]) if kept is None else _places_of(kept)
+        stored = group.store.read("layers") if group.store is not None else None
+        places = find_places(model, records[:_AT_ONCE]) if stored is None else _places_of(stored)
         if self.moves and len(self.moves) != len(places):
             raise InvalidValue(f"moves names {len(self.moves)} layers; this network has {len(places)}")
         probed = Probed(model, places)
-        if kept is None:
+        if stored is None:
             vectors = statistics_of(probed, records)
             if group.store is not None:
-                group.store.write("layers", _kept(places, vectors, labels))
+                group.store.write("layers", _state_of(places, vectors, labels))
         else:
-            vectors, labels = kept["vectors"], kept["labels"]
+            vectors, labels = stored["vectors"], stored["labels"]
         ready = self.ready(probed, group.record_shape())
         source = vectors.double().numpy(), labels.numpy()
 
@@ -175,9 +175,9 @@ class Normalisation(Method):
             with reporting(f"layers of {site.name}", site.plan.steps, shown=training.progress) as bar:
                 return _run_of(site).converse(site.store, lambda: bar.advance(""))
 
-        found = group.each(heard)
+        conversations = group.each(heard)
         for site in group.live:
-            _install(site, found[site.name], _run_of(site).probed, training)
+            _install(site, conversations[site.name], _run_of(site).probed, training)
         write_histories(group)
 
 
@@ -220,12 +220,12 @@ class LayersRun(ChargedRun):
         self._source = source
         super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
 
-    def converse(self, store: Checkpoint | None, told: Callable[[], None]) -> Conversation:
+    def converse(self, store: Checkpoint | None, advance: Callable[[], None]) -> Conversation:
         """Asks until nothing is left to ask; a resumed run begins with the answers that it has.
 
         Args:
             store: its directory, or None.
-            told: called for every answer.
+            advance: called for every answer.
         """
         method = self.plan.method
         assert isinstance(method, Normalisation), "this method opened it"
@@ -248,7 +248,7 @@ class LayersRun(ChargedRun):
                     written = {"step": len(answers), "request_ids": [drawn.request_id], "answers": answers}
                     store.write("state", written)
             answer, number = answers[number], number + 1
-            told()
+            advance()
         return talk
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
@@ -309,7 +309,7 @@ def _correction(verdict: Verdict, scores: int) -> FeatureAffine:
 def _install(site: Site, talk: Conversation, probed: Probed, training: Training) -> None:
     model, site.finding = delivered(talk, probed, site.plan.record_shape)
     if model is None:
-        site.outcome, model = KEPT, training.model
+        site.outcome, model = UNCHANGED, training.model
     site.model = Model(model.extractor.to(training.device).eval(), model.classifier.to(training.device).eval())
     _log.info("%s: %s; %s", site.name, site.outcome, site.finding)
     site.steps = site.plan.steps
@@ -320,7 +320,7 @@ def _whole(extractor: nn.Module, classifier: nn.Module) -> nn.Sequential:
     return nn.Sequential(copy.deepcopy(extractor), copy.deepcopy(classifier)).cpu().eval()
 
 
-def _kept(places: tuple[Place, ...], vectors: Tensor, labels: Tensor) -> dict[str, Any]:
+def _state_of(places: tuple[Place, ...], vectors: Tensor, labels: Tensor) -> dict[str, Any]:
     """What a training that goes on must not compute anew: of other source records it would be another."""
     return {
         "places": [
@@ -332,8 +332,8 @@ def _kept(places: tuple[Place, ...], vectors: Tensor, labels: Tensor) -> dict[st
     }
 
 
-def _places_of(kept: dict[str, Any]) -> tuple[Place, ...]:
-    return tuple(Place(**place) for place in kept["places"])
+def _places_of(stored: dict[str, Any]) -> tuple[Place, ...]:
+    return tuple(Place(**place) for place in stored["places"])
 
 
 def _run_of(site: Site) -> LayersRun:

@@ -78,10 +78,10 @@ class Observed:
         """
         like = torch.zeros(1, dimension, dtype=torch.float64)
         directions = torch.cat([release.directions(like) for release in releases], dim=1)  # (D, k)
-        told = torch.cat([release.values.to_tensor().double()[0] for release in releases])
+        means = torch.cat([release.values.to_tensor().double()[0] for release in releases])
         q, r = torch.linalg.qr(directions.T)
         root = math.sqrt(batch)
-        return cls(q.T @ told / root, r, sigma / root, records)
+        return cls(q.T @ means / root, r, sigma / root, records)
 
     def again(self, mean: Tensor, misfit: Tensor, generator: torch.Generator) -> Observed:
         """The release of another target, drawn anew, with mean (D,) and a misfit (D,)."""
@@ -239,26 +239,26 @@ class _Fit:
 
     def settled(self, frequencies: float) -> Shifts:
         """Rounds of Gauss-Newton, each with the hyperparameters that have the most evidence there (MacKay 1992)."""
-        found, chosen = Shifts.none(self.source), dict(_START)
+        shifts, chosen = Shifts.none(self.source), dict(_START)
         for _ in range(_ROUNDS):
-            offset, slopes = self._linearised(found)
+            offset, slopes = self._linearised(shifts)
             left = self.observed.values - offset
-            kinds = [part @ part.T for part in slopes.split_with_sizes(found.kinds, dim=1)]
-            told, chosen, doubt = self._likeliest(kinds, left, chosen, frequencies)
+            kinds = [part @ part.T for part in slopes.split_with_sizes(shifts.kinds, dim=1)]
+            nats, chosen, doubt = self._likeliest(kinds, left, chosen, frequencies)
             deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
-            each = zip(found.kinds, deviations, strict=True)
+            each = zip(shifts.kinds, deviations, strict=True)
             prior = torch.cat([torch.full((n,), max(t, _NEARLY_NOTHING) ** 2, dtype=torch.float64) for n, t in each])
             noise = self.noise + chosen["misfit"] ** 2 * self.misfit
             weighed = slopes * prior  # (q, P)
             gain = torch.linalg.solve(noise + weighed @ slopes.T, weighed)
-            mean, won = self._stepped(found, gain.T @ left, noise, prior)
-            if won == 0.0 and found.covariance.any():  # what was linear around the last mean does not lead further
+            mean, won = self._stepped(shifts, gain.T @ left, noise, prior)
+            if won == 0.0 and shifts.covariance.any():  # what was linear around the last mean does not lead further
                 break
             covariance = torch.diag(prior) - weighed.T @ gain
-            found = Shifts(mean, covariance, *deviations, chosen["misfit"], doubt, told - self.nothing, found.classes)
+            shifts = Shifts(mean, covariance, *deviations, chosen["misfit"], doubt, nats - self.nothing, shifts.classes)
             if won < _SETTLED:
                 break
-        return found
+        return shifts
 
     def _likeliest(
         self, kinds: Sequence[Tensor], left: Tensor, chosen: dict[str, float], frequencies: float
@@ -291,22 +291,22 @@ class _Fit:
         best = likeliest(_AGAINST_MISFIT * len(left))
         return evidence(best), best, likeliest(0.0)["misfit"]
 
-    def _stepped(self, found: Shifts, goal: Tensor, noise: Tensor, prior: Tensor) -> tuple[Tensor, float]:
+    def _stepped(self, shifts: Shifts, goal: Tensor, noise: Tensor, prior: Tensor) -> tuple[Tensor, float]:
         """As far towards a round's goal (P,) as the model itself becomes likelier, and by how many nats."""
         root = torch.linalg.cholesky(noise)
 
         def cost(values: Tensor) -> float:
-            left = self.observed.values - self.observed.rows @ self._expected(found, values)
+            left = self.observed.values - self.observed.rows @ self._expected(shifts, values)
             white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
             return 0.5 * float(white.square().sum() + (values.square() / prior).sum())
 
-        now, step = cost(found.mean), 1.0
+        now, step = cost(shifts.mean), 1.0
         while step >= _SMALLEST_STEP:
-            mean = found.mean + step * (goal - found.mean)
+            mean = shifts.mean + step * (goal - shifts.mean)
             if (won := now - cost(mean)) > 0.0:
                 return mean, won
             step /= 2.0
-        return found.mean, 0.0
+        return shifts.mean, 0.0
 
     def _weights(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
         weights = shifts.weights(values)[self.source.labels]

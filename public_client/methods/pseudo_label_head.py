@@ -102,7 +102,7 @@ def learned(source: Source, shifts: Shifts, generator: torch.Generator) -> nn.Mo
 
 
 def expected_gain(
-    source: Source, observed: Observed, shifts: Shifts, generator: torch.Generator, *, told: Callable[[], None]
+    source: Source, observed: Observed, shifts: Shifts, generator: torch.Generator, *, advance: Callable[[], None]
 ) -> Gain:
     """What the procedure gains in worlds drawn from the posterior.
 
@@ -111,7 +111,7 @@ def expected_gain(
         observed: what was released of the target.
         shifts: fitted to it.
         generator: of the worlds.
-        told: after each world.
+        advance: after each world.
     """
     before, retrained, gains = [], [], []
     unit = max(shifts.misfit, shifts.doubt) * spread(source)
@@ -139,7 +139,7 @@ def expected_gain(
         before.append(team)
         retrained.append(alone - team)
         gains.append(new - max(team, alone))
-        told()
+        advance()
     each = torch.tensor(gains)
     count = len(gains)
     return Gain(sum(before) / count, sum(retrained) / count, float(each.mean()), float(each.std()) / math.sqrt(count))

@@ -87,9 +87,9 @@ def component_axes(features: Tensor, count: int, *, least: float = 0.0) -> nn.Li
             f"no component of the extractor's features has {least:.2g} of their spread or more, which are "
             f"{float(exact.abs().max()):.3g} at most; check that the extractor is trained and its units are alive"
         )
-    kept = directions[:count][enough]
+    chosen = directions[:count][enough]
     flattened = singular[:count][enough] ** -_FLATTENING
-    rows = kept * flattened[:, None]
+    rows = chosen * flattened[:, None]
     rows = rows / torch.linalg.vector_norm((exact - center) @ rows.T, dim=1).mean()
     axes = nn.Linear(exact.shape[1], len(rows) + 1)
     with torch.no_grad():

@@ -50,9 +50,9 @@ from dpswd.shared.core.wire import limits
 
 _log = logging.getLogger(__name__)
 
-KEPT = "kept"
+UNCHANGED = "kept"
 _DIRECTIONS = 8  # for each released sum: more hardly tell more, for the same price
-_LEAST_TOLD = 200.0  # records over the noise's factor, below which shifts of classes drown
+_LEAST_RATIO = 200.0  # records over the noise's factor, below which shifts of classes drown
 _EPSILON_POWER = 1.2  # of the noise's fall, within 1.1 to 1.2 from epsilon 1 to 8: what is asked for then is enough
 _LEAST_EVIDENCE = 5.0  # nats
 _MOST_MISFIT = 0.1  # of the spread of what a record adds
@@ -169,10 +169,10 @@ class PseudoLabels(Method):
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph and one map for all sites."""
-        kept = group.store.read("axes") if group.store is not None else None
-        if kept is not None:  # what the runs were declared with, to the last bit
-            axes = nn.Linear(training.features.shape[1], len(kept["bias"]))
-            axes.load_state_dict(kept)
+        stored = group.store.read("axes") if group.store is not None else None
+        if stored is not None:  # what the runs were declared with, to the last bit
+            axes = nn.Linear(training.features.shape[1], len(stored["bias"]))
+            axes.load_state_dict(stored)
             axes.requires_grad_(False)
         else:
             axes = self._axes(group, training)
@@ -191,8 +191,8 @@ class PseudoLabels(Method):
         classes = _scores(training)
         count = components_of(self.components, classes=classes, dimension=training.features.shape[1])
         size = {"feature_dimension": classes * (count + 1), "gradient_parameters": 0}
-        told = max(_told(site.plan.for_model(**size)) for site in group.live)
-        return component_axes(training.features, count, least=1.0 / (told * self.target_norm))
+        ratio = max(_signal_to_noise(site.plan.for_model(**size)) for site in group.live)
+        return component_axes(training.features, count, least=1.0 / (ratio * self.target_norm))
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's classifier is its own."""
@@ -213,8 +213,8 @@ class PseudoLabels(Method):
             source = Source(features, labels, copy.deepcopy(run.sums).double(), run.declared_map)
             own, plan = releases[site.name], site.plan
             seen = min(plan.records, plan.batch_size * len(own))
-            told = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
-            observed = Observed.of(own, dimension=source.dimension, **told)
+            facts = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
+            observed = Observed.of(own, dimension=source.dimension, **facts)
             with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
                 delivered = training.ranks.share(partial(deliver, source, observed, seed=training.seed, bar=bar))
                 _install(site, delivered, training)
@@ -247,20 +247,20 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
     generator = torch.Generator().manual_seed(seed)
     shifts = moved_fit(source, observed, generator)
     bar.advance("fitted")
-    found = _in_words(shifts)
+    summary = _in_words(shifts)
     if shifts.evidence < _LEAST_EVIDENCE:
-        return Delivered(None, f"the release is what the public source would give ({found})")
+        return Delivered(None, f"the release is what the public source would give ({summary})")
     if shifts.frequencies:
-        return Delivered(None, f"the classes' frequencies have changed ({found}); replay follows them")
+        return Delivered(None, f"the classes' frequencies have changed ({summary}); replay follows them")
     if shifts.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
-        return Delivered(None, f"the release does not fit classes that have moved ({found})")
-    gain = expected_gain(source, observed, shifts, generator, told=lambda: bar.advance("trying"))
-    tried = f"in worlds drawn from the fit {gain} ({found})"
+        return Delivered(None, f"the release does not fit classes that have moved ({summary})")
+    gain = expected_gain(source, observed, shifts, generator, advance=lambda: bar.advance("trying"))
+    tried = f"in worlds drawn from the fit {gain} ({summary})"
     least = min(_LEAST_GAIN, _LEAST_SHARE * (100.0 - gain.best))
     if gain.mean < max(least, _SURE * gain.error):
         return Delivered(None, f"{tried}, which is no clear gain")
     if shifts.rival is not None:
-        gain = expected_gain(source, observed, shifts.rival, generator, told=lambda: None)
+        gain = expected_gain(source, observed, shifts.rival, generator, advance=lambda: None)
         if gain.mean < -_SURE * gain.error:
             return Delivered(
                 None,
@@ -279,7 +279,7 @@ def _in_words(shifts: Shifts) -> str:
     )
 
 
-def _told(plan: Plan) -> float:
+def _signal_to_noise(plan: Plan) -> float:
     """Records for one record's worth of noise: the inverse of the deviation on each number of a mean."""
     assert plan.noise is not None, "known once the model is"
     return plan.batch_size * math.sqrt(plan.steps) / plan.noise
@@ -287,15 +287,15 @@ def _told(plan: Plan) -> float:
 
 def _too_little(plan: Plan) -> str:
     """Why a release of so many records with so much noise cannot tell, and what would do; empty where it may."""
-    told = _told(plan)
-    if told >= _LEAST_TOLD:
+    ratio = _signal_to_noise(plan)
+    if ratio >= _LEAST_RATIO:
         return ""
     assert plan.noise is not None, "known once the model is"
-    records = math.ceil(_LEAST_TOLD * plan.noise / math.sqrt(plan.steps))
-    enough = plan.epsilon * (_LEAST_TOLD / told) ** _EPSILON_POWER
+    records = math.ceil(_LEAST_RATIO * plan.noise / math.sqrt(plan.steps))
+    enough = plan.epsilon * (_LEAST_RATIO / ratio) ** _EPSILON_POWER
     return (
-        f"{plan.batch_size} records with noise of {plan.noise:.2f} records tell too little of the classes ({told:.0f} "
-        f"to one; it takes {_LEAST_TOLD:.0f}), so the model would be kept: at epsilon {plan.epsilon:g} it takes "
+        f"{plan.batch_size} records with noise of {plan.noise:.2f} records tell too little of the classes ({ratio:.0f} "
+        f"to one; it takes {_LEAST_RATIO:.0f}), so the model would be kept: at epsilon {plan.epsilon:g} it takes "
         f"{records} records. Ask for epsilon {enough:.2g} or so, or take replay"
     )
 
@@ -306,7 +306,7 @@ def _install(site: Site, delivered: Delivered, training: Training) -> None:
         like = next(classifier.parameters())
         classifier = delivered.classifier.to(device=like.device, dtype=like.dtype)
     else:
-        site.outcome = KEPT
+        site.outcome = UNCHANGED
     site.model = Model(training.model.extractor, classifier)
     site.finding = delivered.reason
     (_log.info if delivered.classifier is not None else _log.warning)(

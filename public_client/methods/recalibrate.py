@@ -48,7 +48,7 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _log = logging.getLogger(__name__)
 
-KEPT = "kept"
+UNCHANGED = "kept"
 _STEPS = 5
 _SQUARE = 1.2  # of the curvature beside the gradient
 _MOST_COUNT, _COUNTED = 4.0, 10.0  # of the counts, where records are few for the noise; how few
@@ -134,9 +134,9 @@ class Recalibrate(Method):
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph for all sites."""
         basis = self._basis(training.model.classifier, training.features)
-        kept = group.store.read("basis") if group.store is not None else None
-        if kept is not None:  # what the runs were declared with, to the last bit
-            basis.load_state_dict(kept)
+        stored = group.store.read("basis") if group.store is not None else None
+        if stored is not None:  # what the runs were declared with, to the last bit
+            basis.load_state_dict(stored)
         elif group.store is not None:
             group.store.write("basis", basis.state_dict())
         ready = self._ready(training.model.extractor, basis, group.record_shape())
@@ -155,13 +155,13 @@ class Recalibrate(Method):
             run = scores_run(site)
             hidden = run.plan.number_private
             assert run.basis is not None, "opened by `begin`"
-            known = Hospital(public_of(run.basis, features, labels), run.declared, run.plan.with_label, hidden=hidden)
+            party = Hospital(public_of(run.basis, features, labels), run.declared, run.plan.with_label, hidden=hidden)
             with reporting(f"scores of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return run.learned(known, site.store, bar=bar)
+                return run.learned(party, site.store, bar=bar)
 
-        found = group.each(learned)
+        posteriors = group.each(learned)
         for site in group.live:
-            _install(site, found[site.name], training)
+            _install(site, posteriors[site.name], training)
         write_histories(group)
 
     def _basis(self, classifier: nn.Module, features: Tensor) -> Basis:
@@ -172,13 +172,13 @@ class Recalibrate(Method):
         return Declarable.of(whole, shape)
 
 
-def count_weight(told: float) -> float:
+def count_weight(ratio: float) -> float:
     """Of the class counts: they are what little information tells first; 1 where there is plenty.
 
     Args:
-        told: records for each unit of noise of one step.
+        ratio: records for each unit of noise of one step.
     """
-    return math.sqrt(1.0 + (_MOST_COUNT**2 - 1.0) / (1.0 + (told / _COUNTED) ** 2))
+    return math.sqrt(1.0 + (_MOST_COUNT**2 - 1.0) / (1.0 + (ratio / _COUNTED) ** 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,9 +199,9 @@ class Hospital:
 
     def released(self, reply: ScoresReply, at: Values) -> Released:
         """A reply in the units of the likelihood."""
-        told, sigma = Scored.of(reply, self.declared), self.declared.sigma
+        scored, sigma = Scored.of(reply, self.declared), self.declared.sigma
         deviations = (sigma / self.declared.count_weight, math.sqrt(2.0) * sigma, sigma / self.declared.square_weight)
-        return Released(at, told.counts, math.sqrt(2.0) * told.gradient, told.square, deviations)
+        return Released(at, scored.counts, math.sqrt(2.0) * scored.gradient, scored.square, deviations)
 
     def posterior(self, steps: list[Released]) -> Posterior:
         """What the steps together say."""
@@ -254,11 +254,11 @@ class ScoresRun(ChargedRun):
         self.correction: Values = np.zeros((self.declared.classes, self.declared.columns))
         self.verdict: Verdict | None = None
 
-    def learned(self, known: Hospital, store: Checkpoint | None = None, *, bar: Reporter | None = None) -> Posterior:
+    def learned(self, hospital: Hospital, store: Checkpoint | None = None, *, bar: Reporter | None = None) -> Posterior:
         """Draws all steps, each where the ones before it point to, and returns what they say together.
 
         Args:
-            known: of the hospital.
+            hospital: whose run it is.
             store: of a run that can be resumed.
             bar: told of every step.
 
@@ -267,26 +267,26 @@ class ScoresRun(ChargedRun):
         """
         bar = bar or Reporter()
         state = (store.read("state") if store is not None else None) or {"replies": [], "at": [], "request_ids": []}
-        replies = [ScoresReply.from_bytes(bytes(kept.numpy())) for kept in state["replies"]]
+        replies = [ScoresReply.from_bytes(bytes(stored.numpy())) for stored in state["replies"]]
         places: list[Values] = [at.numpy() for at in state["at"]]
         done: list[str] = state["request_ids"]
-        steps = [known.released(reply, at) for reply, at in zip(replies, places, strict=False)]
+        steps = [hospital.released(reply, at) for reply, at in zip(replies, places, strict=False)]
         while len(steps) + self.steps_lost < self.plan.steps:
             if len(places) == len(steps):
-                places.append(known.posterior(steps).mean if steps else self.correction)
+                places.append(hospital.posterior(steps).mean if steps else self.correction)
             self.correction = places[-1] = places[-1].astype(np.float32).astype(np.float64)
             self._keep(store, replies, places, done)
             drawn = self.draw()
             replies.append(drawn.reply)
-            steps.append(known.released(drawn.reply, places[-1]))
+            steps.append(hospital.released(drawn.reply, places[-1]))
             done = [drawn.request_id]
             self._keep(store, replies, places, done)
             bar.advance(self.plan.charged)
         if not steps:
             raise InvalidValue("the curator gave up every step of this run; nothing was released")
-        found = known.posterior(steps)
-        self.verdict = Verdict.of(found)
-        return found
+        posterior = hospital.posterior(steps)
+        self.verdict = Verdict.of(posterior)
+        return posterior
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
         """See `ChargedRun`."""
@@ -308,9 +308,9 @@ class ScoresRun(ChargedRun):
         """Before a step is asked where, and afterwards what came."""
         if store is None:
             return
-        kept = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in replies]
+        stored = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in replies]
         state: Mapping[str, Any] = {
-            "step": len(replies), "request_ids": done, "replies": kept, "at": [torch.from_numpy(at) for at in places]
+            "step": len(replies), "request_ids": done, "replies": stored, "at": [torch.from_numpy(at) for at in places]
         }  # fmt: skip
         store.write("state", state)
 
@@ -321,17 +321,17 @@ def scores_run(site: Site) -> ScoresRun:
     return site.run
 
 
-def _install(site: Site, found: Posterior, training: Training) -> None:
+def _install(site: Site, posterior: Posterior, training: Training) -> None:
     run = scores_run(site)
     assert run.verdict is not None, "drawn before"
     assert run.basis is not None, "opened by `begin`"
     classifier = training.model.classifier
     if run.verdict.share:
-        own = corrected(run.basis, run.verdict.share * found.mean)
+        own = corrected(run.basis, run.verdict.share * posterior.mean)
         like = next(classifier.parameters(), training.features)
         classifier = own.to(device=like.device, dtype=like.dtype)
     else:
-        classifier, site.outcome = copy.deepcopy(classifier), KEPT  # sites that train together have one each
+        classifier, site.outcome = copy.deepcopy(classifier), UNCHANGED  # sites that train together have one each
     site.model = Model(training.model.extractor, classifier)
     site.finding = run.verdict.sentence()
     _log.info("%s: %s; %s", site.name, site.outcome, site.finding)

@@ -24,9 +24,9 @@ from dpswd.public_client.methods.sliced_method import SlicedMethod
 from dpswd.public_client.plans.measured import modality_of
 from dpswd.public_client.plans.recipe import not_counts
 from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay.cross_fitting import MOST_STEPS
 from dpswd.public_client.replay.delivery import Delivered
 from dpswd.public_client.replay.residuals import Residuals
-from dpswd.public_client.replay.twins import MOST_STEPS
 from dpswd.public_client.replay.verdict import UNCHANGED, Fitted
 from dpswd.public_client.replay.views import View, image_view
 from dpswd.public_client.replay.weighted import most_updates
@@ -90,7 +90,7 @@ class Replay(SlicedMethod):
         source = collect(training.source, most=fit.MOST_RECORDS // training.ranks.size).to(training.device)
         source = Labelled(training.ranks.gather(source.images), training.ranks.gather(source.labels))
         generator = torch.Generator().manual_seed(training.seed)
-        found: dict[str, Fitted] = {}
+        fits: dict[str, Fitted] = {}
         for site in group.live:
             run, own = run_of(site), releases[site.name]
             assert run.feature_map is not None, "declared by `open_runs`"
@@ -114,22 +114,22 @@ class Replay(SlicedMethod):
                     view=training.view or _view(site.contract, source.images),
                     ranks=training.ranks,
                 )
-            found[site.name] = fitted
+            fits[site.name] = fitted
             run.first = ComparedStep(training.features, own[0], run.feature_map)
             with torch.no_grad():
                 seen = fitted.view(extractor, source.images[: len(training.features)])
             run.last = ComparedStep(seen, own[-1], run.feature_map)
-        updates = self.tuning_steps * any(fitted.convinced for fitted in found.values())
+        updates = self.tuning_steps * any(fitted.convinced for fitted in fits.values())
         title = f"{'tuning on the view' if updates else 'trying other priors'} of {group}"
-        updates += MOST_STEPS * any(fitted.outcome not in UNCHANGED for fitted in found.values())
-        updates += most_updates(sum(fitted.class_draws is not None for fitted in found.values()))
+        updates += MOST_STEPS * any(fitted.outcome not in UNCHANGED for fitted in fits.values())
+        updates += most_updates(sum(fitted.class_draws is not None for fitted in fits.values()))
         with reporting(title, updates, shown=training.progress and updates > 0) as bar:
             delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
-                training.model.extractor, training.model.classifier, found, group.shares(group.live), source,
+                training.model.extractor, training.model.classifier, fits, group.shares(group.live), source,
                 steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar, ranks=training.ranks,
             )  # fmt: skip
             for site in group.live:
-                _install(site, delivered[site.name], training, found[site.name].left)
+                _install(site, delivered[site.name], training, fits[site.name].left)
             bar.tell(status(group))
         write_histories(group)
 

@@ -79,7 +79,7 @@ class Scoring(HeadDescent):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Takes the present gradient in and goes to the new mean."""
         self.take()
-        go([self], lambda told: [_averaged(*told[0])])
+        go([self], lambda equations: [_averaged(*equations[0])])
 
     def take(self, *, share: float = 1.0) -> None:
         """Takes the present gradient in; the classifier stays where it is.
@@ -102,15 +102,15 @@ class Scoring(HeadDescent):
         weights /= weights.sum()
         noise = float(weights.square() @ variances)  # of the weighted mean of gradients
         seen = [self._seen(at.to(values)) for at in state["at"]]
-        found = Heard(torch.stack(state["gradients"]).to(values), seen, weights, noise)
+        heard = Heard(torch.stack(state["gradients"]).to(values), seen, weights, noise)
         if len(variances) == 1:
-            return found
-        each = self._missing(values, found)
+            return heard
+        each = self._missing(values, heard)
         scatter = float(weights @ each.square().mean(dim=(1, 2)) - _mean(weights, each).square().mean())
         beyond = scatter / (float(weights @ variances) - noise)  # in units of what noise alone makes of it
-        return replace(found, noise=noise * max(1.0, beyond))
+        return replace(heard, noise=noise * max(1.0, beyond))
 
-    def told(self, values: Tensor, heard: Heard | None) -> tuple[Tensor, Tensor]:
+    def linearise(self, values: Tensor, heard: Heard | None) -> tuple[Tensor, Tensor]:
         """What was heard says of the weights, with what is expected taken for linear around `values`.
 
         Returns:
@@ -134,13 +134,13 @@ class Scoring(HeadDescent):
 
     @property
     def _state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
-        return found
+        state: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
+        return state
 
     @property
     def _start(self) -> Tensor:
-        found: Tensor = self._state["start"]
-        return found
+        start: Tensor = self._state["start"]
+        return start
 
     def _missing(self, values: Tensor, heard: Heard) -> Tensor:
         """(t, C, d + 1) what is expected of each step, if labels follow `values`, less what came."""
@@ -152,15 +152,15 @@ class Scoring(HeadDescent):
         lengths = (shares.square().sum(dim=1, keepdim=True) - 2.0 * shares + 1.0).clamp(min=0.0).sqrt() * self._norms
         return shares, (self._clip_norm / lengths.clamp(min=1e-12)).clamp(max=1.0)
 
-    def _expected(self, values: Tensor, shares: Tensor, kept: Tensor) -> Tensor:
+    def _expected(self, values: Tensor, shares: Tensor, clipped: Tensor) -> Tensor:
         """(C, d + 1) G: the mean clipped gradient where the classifier was, if labels follow `values`."""
-        likely = torch.softmax(self.wide @ values.T, dim=1) * kept
+        likely = torch.softmax(self.wide @ values.T, dim=1) * clipped
         return (likely.sum(dim=1, keepdim=True) * shares - likely).T @ self.wide / len(self.wide)
 
     def _curvature(self, values: Tensor) -> Tensor:
         """(p, p) of what is expected, class by class, where the classifier is at `values`; symmetric."""
-        shares, kept = self._seen(values)  # (m, C)
-        likely = shares * kept
+        shares, clipped = self._seen(values)  # (m, C)
+        likely = shares * clipped
         both = likely.sum(dim=1)
         classes, wide = shares.shape[1], self.wide
         whole = torch.empty(classes, wide.shape[1], classes, wide.shape[1]).to(wide)
@@ -178,13 +178,13 @@ def go(hospitals: Sequence[Scoring], mean: Callable[[list[tuple[Tensor, Tensor]]
 
     Args:
         hospitals: at least one.
-        mean: from what each hospital was told (`told`) to every hospital's mean way (p,).
+        mean: from what each hospital was told (`linearise`) to every hospital's mean way (p,).
     """
     heard = [one.heard() for one in hospitals]
     values = [one.values() for one in hospitals]
     longest, before = [_LONGEST] * len(hospitals), [float("inf")] * len(hospitals)
     for _ in range(_ITERATIONS):
-        ways = mean([one.told(at, known) for one, at, known in zip(hospitals, values, heard, strict=True)])
+        ways = mean([one.linearise(at, own) for one, at, own in zip(hospitals, values, heard, strict=True)])
         furthest = 0.0
         for place, (one, way) in enumerate(zip(hospitals, ways, strict=True)):
             change, size = one.within(one.placed(way) - values[place], longest[place])
@@ -195,8 +195,8 @@ def go(hospitals: Sequence[Scoring], mean: Callable[[list[tuple[Tensor, Tensor]]
             before[place], furthest = size, max(furthest, size)
         if furthest < _ENOUGH:
             break
-    for one, found in zip(hospitals, values, strict=True):
-        one.install(found)
+    for one, weights in zip(hospitals, values, strict=True):
+        one.install(weights)
 
 
 def _mean(weights: Tensor, each: Tensor) -> Tensor:
@@ -207,12 +207,12 @@ def _mean(weights: Tensor, each: Tensor) -> Tensor:
 def _averaged(information: Tensor, pull: Tensor) -> Tensor:
     """(p,) the posterior's mean under N(0, t^2 I), averaged over the distances t by the probability of the pull."""
     seen, vectors = torch.linalg.eigh(information)
-    kept = seen > LEAST * seen[-1]
-    seen, vectors = seen[kept], vectors[:, kept]
+    telling = seen > LEAST * seen[-1]
+    seen, vectors = seen[telling], vectors[:, telling]
     along = vectors.T @ pull  # N(0, seen + t^2 seen^2) before the weights are known
     squared = _DISTANCES.to(seen)[:, None].square()  # (21, 1)
     spread = seen * (1.0 + squared * seen)
     evidence = -0.5 * (spread.log() + along.square() / spread).sum(dim=1)
     chance = torch.softmax(evidence, dim=0)
-    found: Tensor = vectors @ ((chance[:, None] * squared / (1.0 + squared * seen)).sum(dim=0) * along)
-    return found
+    way: Tensor = vectors @ ((chance[:, None] * squared / (1.0 + squared * seen)).sum(dim=0) * along)
+    return way

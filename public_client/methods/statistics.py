@@ -15,7 +15,7 @@ from torch import nn
 
 from dpswd.public_client.data.accuracy import features as features_of
 from dpswd.public_client.data.source import collect
-from dpswd.public_client.methods.statistics_head import Head, Known, Prior, discriminant, shares_of
+from dpswd.public_client.methods.statistics_head import ClassSums, Head, Prior, discriminant, shares_of
 from dpswd.public_client.methods.statistics_method import StatisticsMethod, common_map
 from dpswd.public_client.plans.recipe import not_one_of
 from dpswd.public_client.training.loop import Training, write_histories
@@ -48,16 +48,16 @@ class Statistics(StatisticsMethod):
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`."""
-        known = self.learned(group, training)
-        live = [site for site in group.live if site.name in known]
+        released = self.learned(group, training)
+        live = [site for site in group.live if site.name in released]
         feature_map = common_map(live)
-        together = Known.together([known[site.name] for site in live])
+        together = ClassSums.together([released[site.name] for site in live])
         head = discriminant(together, self._prior(training, feature_map, classes=len(together.counts)))
         shares = shares_of(together)
         for site in live:
             own = head
             if self.own_shares and len(live) > 1:
-                own = head.with_shares(shares, shares_of(known[site.name], around=shares))
+                own = head.with_shares(shares, shares_of(released[site.name], around=shares))
             self._done(site, _linear(own, feature_map).to(training.device), training)
         write_histories(group)
 

@@ -38,7 +38,7 @@ _LEAST_EIGENVALUE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class ClassSums:
     """What one hospital, or several together, have released of their labelled features u, |u| <= 1.
 
     Attributes:
@@ -72,7 +72,7 @@ class Known:
         records: int,
         dimension: int,
         number_private: bool = False,
-    ) -> Known:
+    ) -> ClassSums:
         """One release, and its noise.
 
         Args:
@@ -107,7 +107,7 @@ class Known:
         )
 
     @classmethod
-    def together(cls, parts: Sequence[Known]) -> Known:
+    def together(cls, parts: Sequence[ClassSums]) -> ClassSums:
         """What several hospitals say of one model. A hospital whose noise says more than its records counts less.
 
         The weight is the inverse of what a record of it contributes in variance, noise and sampling together: equal for
@@ -124,12 +124,12 @@ class Known:
         return cls._weighted(parts, weights / weights.max())
 
     @classmethod
-    def mean(cls, repeated: Sequence[Known]) -> Known:
+    def mean(cls, repeated: Sequence[ClassSums]) -> ClassSums:
         """Of several releases of the same records: their mean, of the same n."""
         return cls._weighted(repeated, np.full(len(repeated), 1.0 / len(repeated)))
 
     @classmethod
-    def _weighted(cls, parts: Sequence[Known], weights: Values) -> Known:
+    def _weighted(cls, parts: Sequence[ClassSums], weights: Values) -> ClassSums:
         def summed(name: str) -> Values:
             return np.asarray(sum(w * getattr(part, name) for w, part in zip(weights, parts, strict=True)))
 
@@ -196,18 +196,18 @@ class Head:
         return Head(self.weight, self.bias + np.log(after) - np.log(before))
 
 
-def shares_of(known: Known, *, around: Values | None = None) -> Values:
+def shares_of(released: ClassSums, *, around: Values | None = None) -> Values:
     """(C,) shares of the classes, positive, adding up to 1.
 
     Args:
-        known: counts and their noise.
+        released: counts and their noise.
         around: (C,) what they are shrunk towards; by default equal shares.
     """
-    classes, n = len(known.counts), known.records
+    classes, n = len(released.counts), released.records
     middle = np.full(classes, 1.0 / classes) if around is None else around
-    error = known.count_variance / n**2 + middle * (1.0 - middle) / n
+    error = released.count_variance / n**2 + middle * (1.0 - middle) / n
     weight = SHARE_DEVIATION**2 / (SHARE_DEVIATION**2 + error)
-    share = np.maximum(weight * (known.counts / n + 1.0 / classes) + (1.0 - weight) * middle, 0.5 / (n + classes))
+    share = np.maximum(weight * (released.counts / n + 1.0 / classes) + (1.0 - weight) * middle, 0.5 / (n + classes))
     return np.asarray(share / share.sum())
 
 
@@ -237,28 +237,28 @@ class Classes:
         return Head(weights, bias)
 
 
-def discriminant(known: Known, prior: Prior | None = None) -> Head:
+def discriminant(released: ClassSums, prior: Prior | None = None) -> Head:
     """The linear discriminant of what is known; see `classes_of`."""
-    return classes_of(known, prior).discriminant()
+    return classes_of(released, prior).discriminant()
 
 
-def classes_of(known: Known, prior: Prior | None = None) -> Classes:
+def classes_of(released: ClassSums, prior: Prior | None = None) -> Classes:
     """The classes' laws by what is known of them.
 
     Args:
-        known: of one hospital, or of several together.
+        released: of one hospital, or of several together.
         prior: from public records; without one nothing is known before.
     """
     prior = prior or Prior()
-    share, n = shares_of(known), known.records
-    classes, d = known.features.shape
+    share, n = shares_of(released), released.records
+    classes, d = released.features.shape
     sizes = n * share  # (C,) records of each class
     expected = np.zeros(d) if prior.means is None else share @ prior.means
-    weight = CENTRE_DEVIATION**2 / d / (CENTRE_DEVIATION**2 / d + known.total_variance / n**2 + 1.0 / (d * n))
-    total = weight * known.total + (1.0 - weight) * n * expected
-    observed = (known.features + total / classes) / sizes[:, None]  # (C, d)
-    level = _level(known, prior)
-    error = known.feature_variance / sizes**2 + level / sizes  # (C,) of each coordinate of a class's mean
+    weight = CENTRE_DEVIATION**2 / d / (CENTRE_DEVIATION**2 / d + released.total_variance / n**2 + 1.0 / (d * n))
+    total = weight * released.total + (1.0 - weight) * n * expected
+    observed = (released.features + total / classes) / sizes[:, None]  # (C, d)
+    level = _level(released, prior)
+    error = released.feature_variance / sizes**2 + level / sizes  # (C,) of each coordinate of a class's mean
     centre = total / n if prior.means is None else prior.means
     deviation = observed - centre
     least = 0.25 * LEAST_SEPARATION**2 * level / d if prior.means is None else 0.0
@@ -268,36 +268,36 @@ def classes_of(known: Known, prior: Prior | None = None) -> Classes:
     spread = min(
         max(least, float((deviation**2).mean()) - chance), 1.0 / d
     )  # a mean of features of norm 1 is no longer
-    kept = spread / (spread + error)  # (C,)
-    means = centre + kept[:, None] * deviation
-    covariance = _covariance(known, means, sizes, prior, level)
-    return Classes(share, means, covariance, float((share * kept * error).sum()))
+    shrinkage = spread / (spread + error)  # (C,)
+    means = centre + shrinkage[:, None] * deviation
+    covariance = _covariance(released, means, sizes, prior, level)
+    return Classes(share, means, covariance, float((share * shrinkage * error).sum()))
 
 
-def _level(known: Known, prior: Prior) -> float:
+def _level(released: ClassSums, prior: Prior) -> float:
     """The usual eigenvalue of the covariance, in the range that features of norm 1 can have."""
-    d = known.features.shape[1]
+    d = released.features.shape[1]
     level = 1.0 / d
     if prior.covariance is not None:
         level = float(np.trace(prior.covariance)) / d
-    elif known.moments is not None:
-        level = float(np.median(np.linalg.eigvalsh(known.moments))) / known.records
+    elif released.moments is not None:
+        level = float(np.median(np.linalg.eigvalsh(released.moments))) / released.records
     return float(min(max(level, 0.02 / d), 1.0 / d))
 
 
-def _covariance(known: Known, means: Values, sizes: Values, prior: Prior, level: float) -> Values:
+def _covariance(released: ClassSums, means: Values, sizes: Values, prior: Prior, level: float) -> Values:
     """(d, d) within a class, positive definite; `means` are the shrunk ones: what noise hides stays within."""
-    n, d = known.records, means.shape[1]
+    n, d = released.records, means.shape[1]
     base = level * np.eye(d) if prior.covariance is None else prior.covariance
-    if known.moments is None:
+    if released.moments is None:
         return base if prior.covariance is None else base + _LEAST_EIGENVALUE * level * np.eye(d)
-    seen = (known.moments - (sizes[:, None] * means).T @ means) / n
-    noise = math.sqrt(known.moment_variance / n**2 + level**2 / n)
+    seen = (released.moments - (sizes[:, None] * means).T @ means) / n
+    noise = math.sqrt(released.moment_variance / n**2 + level**2 / n)
     band = (2.0 * math.sqrt(d) + 2.0) * noise  # few features: the largest eigenvalue of noise wanders beyond 2 sqrt(d)
     values, vectors = np.linalg.eigh(seen - base)
     values = np.sign(values) * np.sqrt(np.maximum(values**2 - band**2, 0.0))
     if band > level:  # no variance is negative: so far below the base there is nothing but noise
         values = np.maximum(values, 0.0)
     values, vectors = np.linalg.eigh(base + (vectors * values) @ vectors.T)
-    found: Values = (vectors * np.maximum(values, _LEAST_EIGENVALUE * level)) @ vectors.T
-    return found
+    covariance: Values = (vectors * np.maximum(values, _LEAST_EIGENVALUE * level)) @ vectors.T
+    return covariance

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import Reporter, reporting
-from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
@@ -126,16 +126,16 @@ class StatisticsMethod(Method):
             lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store)
         )
 
-    def learned(self, group: Group, training: Training) -> Mapping[str, Known]:
+    def learned(self, group: Group, training: Training) -> Mapping[str, ClassSums]:
         """What each site of a group released; sites that gave up are not in it."""
         for site in group.live:
             training.record(site, 0, math.nan)
 
-        def known_of(site: Site) -> Known:
+        def read_site(site: Site) -> ClassSums:
             with reporting(f"labelled statistics of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return statistics_run(site).known(site.store, bar=bar)
+                return statistics_run(site).read(site.store, bar=bar)
 
-        return group.each(known_of)
+        return group.each(read_site)
 
 
 class StatisticsRun(ChargedRun):
@@ -153,7 +153,7 @@ class StatisticsRun(ChargedRun):
         assert dimension is not None, "known once the run is open"
         return dimension
 
-    def known(self, store: Checkpoint | None = None, *, bar: Reporter | None = None) -> Known:
+    def read(self, store: Checkpoint | None = None, *, bar: Reporter | None = None) -> ClassSums:
         """Draws all steps, at no further cost, and returns what they say together.
 
         Args:
@@ -167,9 +167,9 @@ class StatisticsRun(ChargedRun):
         drawn = draw_all(self, store, bar or Reporter())
         if not drawn:
             raise InvalidValue("the curator gave up every step of this run; nothing was released")
-        told = {"records": self.plan.with_label, "dimension": self._dimension}
+        size = {"records": self.plan.with_label, "dimension": self._dimension}
         hidden = self.plan.number_private
-        return Known.mean([Known.of(reply, self.declared, **told, number_private=hidden) for reply in drawn])
+        return ClassSums.mean([ClassSums.of(reply, self.declared, **size, number_private=hidden) for reply in drawn])
 
     def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
         """See `ChargedRun`."""

@@ -134,13 +134,13 @@ def _expected(
         own_types = (
             {"feature_names": estimator.feature_names, "feature_types": estimator.feature_types} if given else {}
         )
-        found = np.asarray(estimator.predict(given(table, **own_types) if given else table.astype(np.float64)))
-        return _shares(found if found.ndim > 1 else np.stack([1.0 - found, found], axis=1)), True
+        expected = np.asarray(estimator.predict(given(table, **own_types) if given else table.astype(np.float64)))
+        return _shares(expected if expected.ndim > 1 else np.stack([1.0 - expected, expected], axis=1)), True
     shown: Any = table if own is None else _framed(table, own)
     if hasattr(estimator, "predict_proba"):
         return _shares(np.asarray(estimator.predict_proba(shown), dtype=np.float64)), True
-    found = np.asarray(estimator.decision_function(shown), dtype=np.float64)
-    return found.reshape(len(table), -1), False
+    expected = np.asarray(estimator.decision_function(shown), dtype=np.float64)
+    return expected.reshape(len(table), -1), False
 
 
 def _shares(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

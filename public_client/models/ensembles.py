@@ -27,7 +27,7 @@ class Split:
         missing_left: whether a record without the value goes left.
         at_data: whether the threshold may be a training record's own number, of which float32 is all that is kept.
         categories: instead of a threshold: the column is one of these.
-        known: categories beside which a value counts as missing; None: any other is just none of them.
+        vocabulary: categories beside which a value counts as missing; None: any other is just none of them.
     """
 
     column: int
@@ -36,7 +36,7 @@ class Split:
     missing_left: bool = False
     at_data: bool = False
     categories: frozenset[float] | None = None
-    known: frozenset[float] | None = None
+    vocabulary: frozenset[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def _tree(root: Any, expand: Expand) -> Tree:
     waiting: list[tuple[Any, tuple[tuple[int, bool], ...]]] = [(root, ())]
     while waiting:
         node, path = waiting.pop()
-        found = expand(node)
-        if isinstance(found, np.ndarray):
-            leaves.append(Leaf(path, found))
+        expanded = expand(node)
+        if isinstance(expanded, np.ndarray):
+            leaves.append(Leaf(path, expanded))
             continue
-        split, left, right = found
+        split, left, right = expanded
         waiting += [(right, (*path, (len(splits), False))), (left, (*path, (len(splits), True)))]
         splits.append(split)
     return Tree(tuple(splits), tuple(leaves))
@@ -174,8 +174,8 @@ def hist_gradient_boosting(estimator: Any) -> Ensemble:
                 return _one(float(node["value"]), k, len(bias))
             column, gone = int(node["feature_idx"]), bool(node["missing_go_to_left"])
             if node["is_categorical"]:
-                left, known = _members(left_sets[node["bitset_idx"]]), _members(bit_sets[place_of[column]])
-                split = Split(column, missing_left=gone, categories=left, known=known)
+                left, vocabulary = _members(left_sets[node["bitset_idx"]]), _members(bit_sets[place_of[column]])
+                split = Split(column, missing_left=gone, categories=left, vocabulary=vocabulary)
             else:
                 bound = float(node["num_threshold"])
                 split = Split(column, bound, missing_left=gone, at_data=not _of_float32(bound))

@@ -45,10 +45,10 @@ def threshold(number: float, *, strict: bool, at_data: bool = False) -> float:
     bound = float(nearest) if at_data else bound
     if float(nearest) < bound or (float(nearest) == bound and not strict):
         nearest = np.nextafter(nearest, np.float32(LARGEST))
-    found = float(nearest)
-    if abs(found) < _SMALLEST and found:
-        return _SMALLEST if found > 0.0 else 0.0
-    return found
+    value = float(nearest)
+    if abs(value) < _SMALLEST and value:
+        return _SMALLEST if value > 0.0 else 0.0
+    return value
 
 
 def condition(split: Split, column: Column) -> tuple[Form, float]:
@@ -103,9 +103,9 @@ def _members(split: Split, column: Column) -> Form:
     left = total(column.equals(category) for category in sorted(split.categories))
     if not split.missing_left:
         return left
-    if split.known is None:
+    if split.vocabulary is None:
         return left if column.missing is None else left + column.missing
-    return left + total(column.equals(category) for category in sorted(split.known)).times(-1.0, 1.0)
+    return left + total(column.equals(category) for category in sorted(split.vocabulary)).times(-1.0, 1.0)
 
 
 def _among(when: Form) -> tuple[Form, float]:
@@ -208,14 +208,14 @@ def packed(ensemble: Ensemble, table: Table) -> tuple[list[Form], Leaves]:
     paths, bounds = torch.zeros(len(groups), leaves, splits), torch.zeros(len(groups), leaves)
     values = torch.zeros(len(groups), leaves, len(ensemble.bias), dtype=torch.float64)
     forms = [Form()] * (len(groups) * splits)
-    known: dict[Split, tuple[Form, float]] = {}
+    conditions: dict[Split, tuple[Form, float]] = {}
     for g, group in enumerate(groups):
         at = {split: place for place, split in enumerate(group.splits)}
         for number, place in at.items():
             split = group.tree.splits[number]
-            if split not in known:
-                known[split] = condition(split, table[split.column])
-            forms[g * splits + place], bound = known[split]
+            if split not in conditions:
+                conditions[split] = condition(split, table[split.column])
+            forms[g * splits + place], bound = conditions[split]
             thresholds[g, place] = bound
         for row, leaf in enumerate(group.leaves):
             for number, went_left in leaf.path:

@@ -62,9 +62,9 @@ def _places(chosen: Any, names: Sequence[str] | None, count: int) -> list[int]:
     """The columns that a ColumnTransformer names: by place, name, slice or mask."""
     if isinstance(chosen, slice):
         if isinstance(chosen.start, str) or isinstance(chosen.stop, str):
-            known = list(names or ())
-            begin = known.index(chosen.start) if chosen.start is not None else 0
-            end = known.index(chosen.stop) + 1 if chosen.stop is not None else len(known)
+            labels = list(names or ())
+            begin = labels.index(chosen.start) if chosen.start is not None else 0
+            end = labels.index(chosen.stop) + 1 if chosen.stop is not None else len(labels)
             return list(range(begin, end))
         return list(range(count))[chosen]
     entries = [chosen] if isinstance(chosen, (str, int)) else list(chosen)
@@ -107,8 +107,8 @@ def _imputed(step: Any, table: Table) -> Table:
     if not is_missing(step.missing_values):
         code = float(step.missing_values)
         table = [Column(c.form, c.equals(code) + (c.missing or Form()), code, c.cases) for c in table]
-    kept = [j for j, value in enumerate(step.statistics_) if not is_missing(value)]
-    made = [table[j].filled(float(step.statistics_[j])) for j in kept]
+    present = [j for j, value in enumerate(step.statistics_) if not is_missing(value)]
+    made = [table[j].filled(float(step.statistics_[j])) for j in present]
     if step.indicator_ is not None:
         made += [_flag(table[j].missing) for j in step.indicator_.features_]
     return made
@@ -128,15 +128,15 @@ def _flag(when: Form | None) -> Column:
 
 def _categories(step: Any, place: int) -> list[float]:
     """The categories of one column; NaN stands for a missing value."""
-    found = []
+    categories = []
     for category in step.categories_[place]:
         if isinstance(category, (str, bytes)):
             raise unsupported(
                 f"the encoder has the category {category!r}, and a record holds numbers",
                 "fit it on the numbers that the hospital's records hold in the place of words",
             )
-        found.append(math.nan if is_missing(category) else float(category))
-    return found
+        categories.append(math.nan if is_missing(category) else float(category))
+    return categories
 
 
 def _when(column: Column, category: float) -> Form:
@@ -152,10 +152,10 @@ def _one_hot(step: Any, table: Table) -> Table:
         rare = (getattr(step, "infrequent_categories_", None) or [None] * len(table))[place]
         if rare is not None:
             few = {math.nan if is_missing(value) else float(value) for value in rare}
-            known = [w for c, w in zip(categories, when, strict=True) if c not in few]
+            frequent = [w for c, w in zip(categories, when, strict=True) if c not in few]
             kind = step.handle_unknown in ("infrequent_if_exist", "warn")
             others = (w for c, w in zip(categories, when, strict=True) if c in few)
-            when = [*known, total(known).times(-1.0, 1.0) if kind else total(others)]
+            when = [*frequent, total(frequent).times(-1.0, 1.0) if kind else total(others)]
         dropped = None if step.drop_idx_ is None else step.drop_idx_[place]
         made += [_flag(form) for number, form in enumerate(when) if dropped is None or number != dropped]
     return made
@@ -201,8 +201,8 @@ def _target(step: Any, table: Table) -> Table:
     for place, column in enumerate(table):
         pairs = list(zip(step.encodings_[place].tolist(), _categories(step, place), strict=True))
         blank = next((number for number, category in pairs if math.isnan(category)), float(step.target_mean_))
-        known = [(number, category) for number, category in pairs if not math.isnan(category)]
-        made.append(_looked_up(column, known, float(step.target_mean_), blank))
+        finite = [(number, category) for number, category in pairs if not math.isnan(category)]
+        made.append(_looked_up(column, finite, float(step.target_mean_), blank))
     return made
 
 

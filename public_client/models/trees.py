@@ -79,10 +79,10 @@ class ReadRecords(nn.Module):
         else:
             missing = (records == self.codes).float()
             values = records * (1.0 - missing)
-        told = torch.cat([values, missing], dim=1)
+        inputs = torch.cat([values, missing], dim=1)
         if self.chosen is not None:
-            told = torch.cat([told, (self.chosen(told) == self.numbers).float()], dim=1)
-        return told
+            inputs = torch.cat([inputs, (self.chosen(inputs) == self.numbers).float()], dim=1)
+        return inputs
 
 
 class LinearScores(nn.Module):
@@ -198,9 +198,9 @@ def _codes(missing: Missing, width: int) -> tuple[Tensor | None, bool]:
     given = np.asarray(missing, dtype=np.float32)
     if given.shape not in ((), (width,)):
         raise InvalidValue(f"missing has {given.size} numbers; allowed: one, or one for each of the {width} columns")
-    found = torch.from_numpy(np.broadcast_to(given, (width,)).copy())
+    codes = torch.from_numpy(np.broadcast_to(given, (width,)).copy())
     # A number that no record holds stands where nothing is missing: NaN cannot travel.
-    return torch.where(found.isnan(), torch.tensor(-LARGEST), found), False
+    return torch.where(codes.isnan(), torch.tensor(-LARGEST), codes), False
 
 
 def _column(place: int, codes: Tensor | None, *, declared: bool) -> Column:
@@ -234,9 +234,9 @@ def _own_preparation(final: Any, table: Table) -> Table:
     inner = getattr(final, "_preprocessor", None)
     if inner is None:
         return table
-    told = np.flatnonzero(final.is_categorical_).tolist()
-    encoded = prepared(inner.named_transformers_["encoder"], [table[place] for place in told])
-    return [*encoded, *(column for place, column in enumerate(table) if place not in told)]
+    categorical = np.flatnonzero(final.is_categorical_).tolist()
+    encoded = prepared(inner.named_transformers_["encoder"], [table[place] for place in categorical])
+    return [*encoded, *(column for place, column in enumerate(table) if place not in categorical)]
 
 
 def _rounds(estimator: Any) -> int | None:

@@ -121,11 +121,11 @@ class Conversation:
                 reference = self._reference(chosen, distance)
                 answer = yield self._map(reference, chosen, move)
                 observed = self._observed(answer, reference, chosen)
-                told = moved(observed, reference, deviations, before)
-                move = move + reference.undone(told)
-                if not spare or np.linalg.norm(told * reference.scale) < _FAR * reference.radius:
+                shift = moved(observed, reference, deviations, before)
+                move = move + reference.undone(shift)
+                if not spare or np.linalg.norm(shift * reference.scale) < _FAR * reference.radius:
                     break
-                spare, distance = spare - 1, float(np.linalg.norm(reference.undone(told) * reference.scale))
+                spare, distance = spare - 1, float(np.linalg.norm(reference.undone(shift) * reference.scale))
             self.layers += layer_moves(move, {place.path: place.channels for place in places})
             for layer in group:
                 own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)

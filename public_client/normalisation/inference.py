@@ -97,11 +97,11 @@ def moved(observed: Observed, reference: Reference, deviations: Values, before: 
         deviations: (d,) 1 for deviations, 0 for means.
         before: nats that other releases tell of each explanation.
     """
-    found = explained(observed, reference, deviations)
+    explanations = explained(observed, reference, deviations)
     still = {CHANNELS: AS_IT_IS, BOTH: FREQUENCIES}  # these channels, where others have moved
-    nats = [before.get(name, -math.inf) + found[name].evidence for name in found]
-    nats += [before.get(name, -math.inf) + found[other].evidence for name, other in still.items()]
-    moves = [found[name].move for name in found] + [0.0 * observed.moved for _ in still]
+    nats = [before.get(name, -math.inf) + explanations[name].evidence for name in explanations]
+    nats += [before.get(name, -math.inf) + explanations[other].evidence for name, other in still.items()]
+    moves = [explanations[name].move for name in explanations] + [0.0 * observed.moved for _ in still]
     return np.asarray(special.softmax(nats) @ np.stack(moves))
 
 
@@ -116,7 +116,7 @@ def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[float, 
         covariance: (C, C) of the same.
         shares: (C,) frequencies in the source.
     """
-    mean, covariance, told = mean.copy(), covariance.copy(), 0.0
+    mean, covariance, log_mass = mean.copy(), covariance.copy(), 0.0
     for one in _nearest_to_zero(mean, covariance, shares):
         deviation = math.sqrt(max(covariance[one, one], _TINY))
         at = (mean[one] + math.sqrt(shares[one])) / deviation
@@ -125,8 +125,8 @@ def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[float, 
         with_it = covariance[:, one] / deviation
         mean += pull * with_it
         covariance -= pull * (at + pull) * np.outer(with_it, with_it)
-        told += log_chance
-    return told, mean
+        log_mass += log_chance
+    return log_mass, mean
 
 
 def _nearest_to_zero(mean: Values, covariance: Values, shares: Values) -> npt.NDArray[np.intp]:
@@ -150,20 +150,20 @@ class _Likelihood:
         self._shares = reference.shares
         self._rank = reference.along.shape[1]
         self._directions = np.concatenate([reference.along, classes], axis=1)
-        self._kept: tuple[tuple[float, float, float], tuple[Values, Values, Values]] | None = None
+        self._cached: tuple[tuple[float, float, float], tuple[Values, Values, Values]] | None = None
 
     def _reduced(self, t: float, k: float, r: float) -> tuple[Values, Values, Values]:
         """The diagonal's free part, and the directions' products by the inverse diagonal; kept for other w."""
-        if self._kept is None or self._kept[0] != (t, k, r):
+        if self._cached is None or self._cached[0] != (t, k, r):
             free = (t * np.where(self._deviations > 0.0, k, 1.0)) ** 2 + r**2 * self._own
             weighted = self._directions / (self._base + free)[:, None]
-            self._kept = (t, k, r), (free, self._directions.T @ weighted, weighted.T @ self._y)
-        return self._kept[1]
+            self._cached = (t, k, r), (free, self._directions.T @ weighted, weighted.T @ self._y)
+        return self._cached[1]
 
     def at(self, t: float, k: float, r: float, w: float) -> Explanation:
         """See the file."""
         y, rank = self._y, self._rank
-        free, products, told = self._reduced(t, k, r)
+        free, products, pulls = self._reduced(t, k, r)
         diagonal = self._base + free
         used = slice(None) if w else slice(rank)
         widths = np.full(self._directions.shape[1], self._by + r**2)
@@ -171,18 +171,18 @@ class _Likelihood:
         widths = widths[used]
         precision = np.diag(1.0 / widths) + products[used, used]
         root = linalg.cholesky(precision, lower=True)
-        half = linalg.solve_triangular(root, told[used], lower=True)
+        half = linalg.solve_triangular(root, pulls[used], lower=True)
         square = float(y @ (y / diagonal) - half @ half)
         log_determinant = float(np.log(diagonal).sum() + 2.0 * np.log(np.diag(root)).sum() + np.log(widths).sum())
         evidence = -0.5 * (square + log_determinant + len(y) * math.log(2.0 * math.pi))
-        coefficients = linalg.cho_solve((root, True), told[used])
+        coefficients = linalg.cho_solve((root, True), pulls[used])
         frequencies = self._shares
         if w:
             more, changes = self._cut(
                 coefficients[rank:], linalg.cho_solve((root, True), np.eye(len(widths)))[rank:, rank:], w
             )
             evidence += more
-            beside = told[:rank] - precision[:rank, rank:] @ changes
+            beside = pulls[:rank] - precision[:rank, rank:] @ changes
             coefficients = np.append(linalg.solve(precision[:rank, :rank], beside, assume_a="pos"), changes)
             frequencies = np.maximum(frequencies + np.sqrt(frequencies) * changes, 0.0)
         rest = (y - self._directions[:, used] @ coefficients) / diagonal

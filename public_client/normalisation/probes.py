@@ -183,15 +183,15 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     if paths and isinstance(model.get_submodule(paths[-1]), nn.Linear):
         paths = paths[:-1]  # what it computes are the scores
     places = [_place(path, model.get_submodule(path), outputs[path]) for path in paths]
-    found = tuple(place for place in places if place is not None)
+    layers = tuple(place for place in places if place is not None)
     if records.dim() <= 3:
-        found = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model)), *found)
-    if not found:
+        layers = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model)), *layers)
+    if not layers:
         raise InvalidValue(
             "the model has no layer with channels to move (BatchNorm, LayerNorm, GroupNorm, convolutions, linear "
             "layers); choose another method"
         )
-    return found
+    return layers
 
 
 def _outputs(model: nn.Module, chosen: list[tuple[str, nn.Module]], records: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -107,16 +107,16 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
         deviations: (d,) 1 for deviations, 0 for means.
         sizes: channels of each layer, in the order of the statistics.
     """
-    found = explained(observed, reference, deviations)
-    over = {name: one.evidence - found[AS_IT_IS].evidence for name, one in found.items()}
+    explanations = explained(observed, reference, deviations)
+    over = {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
     outcome = _leading(over)
     nats = np.array(list(over.values()))
-    move = reference.undone(special.softmax(nats) @ np.stack([one.move for one in found.values()]))
+    move = reference.undone(special.softmax(nats) @ np.stack([one.move for one in explanations.values()]))
     return Verdict(
         outcome=outcome,
         evidence=over,
-        left={name: one.left for name, one in found.items()},
-        frequencies=_sure(found[FREQUENCIES].frequencies) if outcome == FREQUENCIES else None,
+        left={name: one.left for name, one in explanations.items()},
+        frequencies=_sure(explanations[FREQUENCIES].frequencies) if outcome == FREQUENCIES else None,
         kinds=reference.kinds,
         before=reference.shares,
         move=move,

@@ -93,12 +93,12 @@ def quoted(
     """
     uploaded = declarable.uploaded(curator)
 
-    def ask(asked: Plan, wanted: float = 0.0) -> Quote:
-        return curator.price_run(asked.parameters(uploaded, declarable.names), wanted=wanted)
+    def ask(asked: Plan, requested: float = 0.0) -> Quote:
+        return curator.price_run(asked.parameters(uploaded, declarable.names), requested_epsilon=requested)
 
     sized = declarable.sized(plan)
     noisy = sized if keep_noise else within_quote(sized, lambda asked: ask(asked).epsilon)
-    answer = ask(noisy, wanted=plan.epsilon if required else 0.0)
+    answer = ask(noisy, requested=plan.epsilon if required else 0.0)
     return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
 
 

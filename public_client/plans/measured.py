@@ -109,7 +109,7 @@ class Battery:
 
     Attributes:
         cells: how many runs, each of another source, shift, size, epsilon or seed.
-        kept: in how many of them the model was left as it was.
+        retained: in how many of them the model was left as it was.
         lost: in how many accuracy fell by more than a point.
         worst: change of accuracy over all of them, in percentage points.
         median: the same.
@@ -117,7 +117,7 @@ class Battery:
     """
 
     cells: int
-    kept: int
+    retained: int
     lost: int
     worst: float
     median: float
@@ -126,16 +126,16 @@ class Battery:
     def __str__(self) -> str:
         """In words."""
         return (
-            f"of {self.cells} runs on other data and shifts {self.kept} kept the model, {self.lost} lost more than a "
-            f"point; accuracy changed by {self.worst:+.1f} to {self.best:+.1f}, {self.median:+.1f} in the median "
-            "(docs/ml-team/shifts.md)"
+            f"of {self.cells} runs on other data and shifts {self.retained} kept the model, {self.lost} lost more "
+            f"than a point; accuracy changed by {self.worst:+.1f} to {self.best:+.1f}, {self.median:+.1f} in the "
+            "median (docs/ml-team/shifts.md)"
         )
 
 
 BATTERIES = {
-    "images": Battery(cells=397, kept=196, lost=2, worst=-5.4, median=0.0, best=93.5),
-    "sequences": Battery(cells=15, kept=13, lost=0, worst=0.0, median=0.0, best=9.6),
-    "vectors": Battery(cells=218, kept=198, lost=0, worst=-0.6, median=0.0, best=9.9),
+    "images": Battery(cells=397, retained=196, lost=2, worst=-5.4, median=0.0, best=93.5),
+    "sequences": Battery(cells=15, retained=13, lost=0, worst=0.0, median=0.0, best=9.6),
+    "vectors": Battery(cells=218, retained=198, lost=0, worst=-0.6, median=0.0, best=9.9),
 }
 """By modality; tables are vectors. Of the battery, of random compositions of shifts and of the second list."""
 
@@ -162,8 +162,8 @@ def measured_text(plan: Plan) -> list[str]:
     """What a team may roughly expect, in two lines or three."""
     modality = modality_of(plan.record_shape)
     lines = []
-    if found := measured_alike(plan):
-        lines.append(f"{found};" if plan.classes else f"{found}, if yours are of {found.classes} classes too;")
+    if alike := measured_alike(plan):
+        lines.append(f"{alike};" if plan.classes else f"{alike}, if yours are of {alike.classes} classes too;")
     else:
         classes = f" of {plan.classes} classes" if plan.classes else ""
         kind = f"{plan.records:,} {modality} of {math.prod(plan.record_shape):,} numbers{classes}"

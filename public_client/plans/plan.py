@@ -110,8 +110,8 @@ class Plan:
         """
         if (self.feature_dimension, self.gradient_parameters) == (feature_dimension, gradient_parameters):
             return self
-        known = replace(self, feature_dimension=feature_dimension, gradient_parameters=gradient_parameters)
-        return replace(known, noise=_noise(known))
+        sized = replace(self, feature_dimension=feature_dimension, gradient_parameters=gradient_parameters)
+        return replace(sized, noise=_noise(sized))
 
     def with_noise_times(self, factor: float) -> Plan:
         """The same plan with all noises multiplied by a factor of at least 1.
@@ -256,10 +256,10 @@ class Plan:
         Raises:
             InvalidValue: another method's plan, or a field is unknown, missing or out of range.
         """
-        known = {own.name: own.default is MISSING for own in fields(cls)}
-        if unknown := sorted(set(values) - set(known)):
+        required = {own.name: own.default is MISSING for own in fields(cls)}
+        if unknown := sorted(set(values) - set(required)):
             raise InvalidValue(f"a plan has no field {', '.join(unknown)}")
-        if missing := [name for name, needed in known.items() if needed and name not in values]:
+        if missing := [name for name, needed in required.items() if needed and name not in values]:
             raise InvalidValue(f"a plan needs the fields {', '.join(missing)}")
         recipe, shape = method.from_json(values["method"]), tuple(values["record_shape"])
         return cls(**{**values, "method": recipe, "record_shape": shape})
@@ -270,11 +270,9 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def _noise(known: Plan) -> float:
+def _noise(plan: Plan) -> float:
     """What a plan whose model is known needs; a training asks for it when it quotes, opens and resumes a run."""
-    return calibrate_sigma(
-        lambda factor: replace(known, noise=factor).event(), epsilon=known.epsilon, delta=known.delta
-    )
+    return calibrate_sigma(lambda factor: replace(plan, noise=factor).event(), epsilon=plan.epsilon, delta=plan.delta)
 
 
 def make_plan(

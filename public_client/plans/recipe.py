@@ -138,9 +138,9 @@ class Recipe(abc.ABC):
         own = dict(values)
         if (name := own.pop("name", None)) != cls.name:
             raise InvalidValue(f"these are the settings of method {name!r}, not of {cls.name!r}")
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(own) - set(known)):
-            raise InvalidValue(f"{cls.name} has no {', '.join(unknown)}; its settings are {', '.join(sorted(known))}")
+        names = [field.name for field in fields(cls)]
+        if unknown := sorted(set(own) - set(names)):
+            raise InvalidValue(f"{cls.name} has no {', '.join(unknown)}; its settings are {', '.join(sorted(names))}")
         return cls(**own)
 
 
@@ -150,8 +150,8 @@ def refuse(problems: Iterable[str]) -> None:
     Raises:
         InvalidValue: there is one.
     """
-    if found := list(problems):
-        raise InvalidValue("; ".join(found))
+    if listed := list(problems):
+        raise InvalidValue("; ".join(listed))
 
 
 def not_positive(value: object, *names: str) -> list[str]:

@@ -39,7 +39,7 @@ class Together:
     epsilon: float | None
     fits: bool | None
 
-    def told(self, run: Plan, evaluation: Plan) -> str:
+    def summary(self, run: Plan, evaluation: Plan) -> str:
         """One line for a terminal."""
         left, wished = rounded(run.remaining, up=False), rounded(run.epsilon + evaluation.epsilon, up=True)
         if self.fits is False:
@@ -70,21 +70,21 @@ class Together:
             )
 
 
-def foreseen(told: Description, run: Plan, evaluation: Plan) -> Together:
+def foreseen(description: Description, run: Plan, evaluation: Plan) -> Together:
     """What is known without asking the curator.
 
     Args:
-        told: of the data set, now.
+        description: of the data set, now.
         run: whose model need not be known: sizes move a price by rounding only.
         evaluation: with its noise.
     """
-    if any(budget.spent > 0.0 for budget in _budgets(told)):
+    if any(budget.spent > 0.0 for budget in _budgets(description)):
         return Together(None, False if run.fits is False else None)
     try:
-        run = within_quote(_of_any_size(run), lambda asked: _alone(told, asked.event()))
+        run = within_quote(_of_any_size(run), lambda asked: _alone(description, asked.event()))
     except InvalidValue:  # a method that needs to know the model's sizes, or a price that no noise reaches
         return Together(None, False if run.fits is False else None)
-    return _fresh(told, run.event(), evaluation.event())
+    return _fresh(description, run.event(), evaluation.event())
 
 
 def both(curator: Curator, declarable: Declarable, run: Plan, evaluation: Plan) -> Together:
@@ -96,11 +96,11 @@ def both(curator: Curator, declarable: Declarable, run: Plan, evaluation: Plan) 
         run: from `declarable.quoted`, as it would be opened now.
         evaluation: with its noise.
     """
-    told = curator.describe()
+    description = curator.describe()
     if run.fits is False:
         return Together(None, False)
-    fresh = _fresh(told, run.event(), evaluation.event())
-    used = [budget for budget in _budgets(told) if budget.spent > 0.0]
+    fresh = _fresh(description, run.event(), evaluation.event())
+    used = [budget for budget in _budgets(description) if budget.spent > 0.0]
     if not used or not fresh.fits:
         return fresh
     heavy = covering(run, evaluation.event(), budget=max(budget.epsilon for budget in used))
@@ -139,32 +139,32 @@ def _costs(event: RunEvent, orders: tuple[float, ...]) -> list[float]:
     return [event.steps * cost for cost in step_costs(event.step, orders, committed=event.steps > 1)]
 
 
-def _budgets(told: Description) -> tuple[Budget, ...]:
-    return told.data_set_budget, told.client_budget
+def _budgets(description: Description) -> tuple[Budget, ...]:
+    return description.data_set_budget, description.client_budget
 
 
-def _accountant(told: Description, budget: Budget, first: RunEvent) -> PrivacyFilter:
+def _accountant(description: Description, budget: Budget, first: RunEvent) -> PrivacyFilter:
     """The filter that the first charge gives to an unused budget."""
-    relation = NeighbouringRelation(told.neighbouring_relation)
+    relation = NeighbouringRelation(description.neighbouring_relation)
     return filter_for(PrivacyBudget(budget.epsilon, budget.delta, relation), plan=first)
 
 
-def _alone(told: Description, event: RunEvent) -> float:
-    own = _accountant(told, told.data_set_budget, event)
+def _alone(description: Description, event: RunEvent) -> float:
+    own = _accountant(description, description.data_set_budget, event)
     return own.alone(own.price(event))
 
 
-def _fresh(told: Description, run: RunEvent, evaluation: RunEvent) -> Together:
+def _fresh(description: Description, run: RunEvent, evaluation: RunEvent) -> Together:
     """Both in the budgets that nothing was spent of; such as are used are left out."""
     epsilon = None
-    for budget in dict.fromkeys(_budgets(told)):
+    for budget in dict.fromkeys(_budgets(description)):
         if budget.spent > 0.0:
             continue
-        own = _accountant(told, budget, run)
+        own = _accountant(description, budget, run)
         try:
             total = own.admit(own.admit(own.zero(), own.price(run)), own.price(evaluation))
         except BudgetExhausted:
             return Together(None, False)
-        if budget == told.data_set_budget:
+        if budget == description.data_set_budget:
             epsilon = own.epsilon(total)
     return Together(epsilon, True)

@@ -121,16 +121,16 @@ def correcting(released: Values, expected: Values, *, deviation: float, records:
     noise = 0.5 * deviation**2 * (np.outer(diagonal, diagonal) + gram**2)
     sampling = _KURTOSIS / records * (1.0 + np.eye(d))
     places = np.triu_indices(d)
-    found, logs = [], []
+    corrections, logs = [], []
     for scale in _SCALES:
         away, chance = seen - scale * np.eye(d), noise + scale**2 * sampling
         for width in scale * _WIDTHS:
             spread = chance + width**2
             fit = (away**2 / spread + np.log(spread))[places].sum() + (np.log(scale) / _SCALE_WIDTH) ** 2
             logs.append(-0.5 * fit)
-            found.append(scale * np.eye(d) + width**2 / spread * away)
+            corrections.append(scale * np.eye(d) + width**2 / spread * away)
     weights = np.exp(np.array(logs) - max(logs))
-    shrunk = np.tensordot(weights / weights.sum(), np.array(found), axes=1)
+    shrunk = np.tensordot(weights / weights.sum(), np.array(corrections), axes=1)
     values, vectors = np.linalg.eigh(shrunk)
     half = (vectors * np.sqrt(np.maximum(values, _LEAST * float(np.median(values).clip(0.05))))) @ vectors.T
     return np.asarray(root @ half @ inverse)

@@ -68,10 +68,10 @@ def _axes(features: Values, count: int) -> nn.Linear | None:
     """Principal components with unit deviation."""
     center = features.mean(axis=0)
     _, singular, rows = np.linalg.svd(features - center, full_matrices=False)
-    kept = singular[:count] > _SPREAD * singular[0] if count > 0 and singular[0] > 0.0 else np.zeros(0, dtype=bool)
-    if not kept.any():
+    spread = singular[:count] > _SPREAD * singular[0] if count > 0 and singular[0] > 0.0 else np.zeros(0, dtype=bool)
+    if not spread.any():
         return None
-    chosen = rows[: len(kept)][kept] * (np.sqrt(len(features)) / singular[: len(kept)][kept])[:, None]
+    chosen = rows[: len(spread)][spread] * (np.sqrt(len(features)) / singular[: len(spread)][spread])[:, None]
     return _linear(chosen, -chosen @ center)
 
 

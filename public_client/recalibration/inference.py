@@ -112,7 +112,7 @@ class Recalibration:
         self._basis = contrasts(classes)
         self._frame: Values = np.kron(self._basis, np.eye(d)).reshape(classes, d, -1).astype(np.float64)
         self._kinds = _kinds(classes - 1, d, slopes=slopes)
-        self._known: dict[tuple[int, ...], list[Expected]] = {}
+        self._cached: dict[tuple[int, ...], list[Expected]] = {}
 
     def posterior(self, steps: Sequence[Released]) -> Posterior:
         """What the steps together say.
@@ -149,7 +149,7 @@ class Recalibration:
         number, n = len(near), self._records
         moved = self._moved(near)
         pull = n * _mean([one.pull for one in moved])
-        told = _mean(
+        gradients = _mean(
             [
                 self._flat(step.gradient) + n * one.pull @ self._flat(step.at)
                 for step, one in zip(near, moved, strict=True)
@@ -164,7 +164,7 @@ class Recalibration:
         apart = np.zeros((len(counts), len(noise)))
         return _Seen(
             np.vstack([rows, pull]),
-            np.concatenate([values, told]),
+            np.concatenate([values, gradients]),
             np.block([[counts, apart], [apart.T, noise]]),
             _mean([one.raw for one in moved]),
         )
@@ -195,20 +195,20 @@ class Recalibration:
         squares = [each @ seen.rows.T for each in through]
         logs, means, covariances = [], [], []
         for widths in self._widths():
-            told = [0.5 * width**2 for width in widths]
-            root = np.linalg.cholesky(seen.noise + _weighted(told, squares))
-            own = np.linalg.solve(root, _weighted(told, through))
+            variances = [0.5 * width**2 for width in widths]
+            root = np.linalg.cholesky(seen.noise + _weighted(variances, squares))
+            own = np.linalg.solve(root, _weighted(variances, through))
             left = np.linalg.solve(root, seen.values)
             logs.append(-0.5 * float(left @ left) - float(np.log(np.diag(root)).sum()))
             means.append(own.T @ left)
-            covariances.append(_weighted(told, priors) - own.T @ own)
-        found = np.array(logs) + np.log(self._beforehand())
-        weights = np.exp(found - found.max())
+            covariances.append(_weighted(variances, priors) - own.T @ own)
+        joint = np.array(logs) + np.log(self._beforehand())
+        weights = np.exp(joint - joint.max())
         weights /= weights.sum()
         mean = weights @ np.array(means)
         away = np.array(means) - mean
         covariance = _weighted(weights, covariances) + (away * weights[:, None]).T @ away
-        return mean, covariance, weights, found
+        return mean, covariance, weights, joint
 
     def _widths(self) -> list[tuple[float, ...]]:
         """The grid: first of all nothing."""
@@ -225,15 +225,15 @@ class Recalibration:
     def _moved(self, near: Sequence[Released]) -> list[Expected]:
         """What is expected of each of some steps, as their squares together correct it."""
         which = tuple(id(step) for step in near)
-        if which not in self._known:
+        if which not in self._cached:
             n, number = self._records, len(near)
             square = _mean([step.square for step in near]) / n
             deviation = near[0].deviations[2] / (n * math.sqrt(number))
             expected = [Expected.of(self._public, step.at, self._scale, self._frame) for step in near]
-            self._known[which] = [
+            self._cached[which] = [
                 one.moved(correcting(square, one.square, deviation=deviation, records=n)) for one in expected
             ]
-        return self._known[which]
+        return self._cached[which]
 
     def _flat(self, correction: Values) -> Values:
         return np.asarray(np.tensordot(self._frame, correction, axes=([0, 1], [0, 1])))
@@ -243,15 +243,15 @@ def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
     """(p, p) covariances of what may move, at width 1 on the coefficients of contrasts."""
     biases, common, head = (np.zeros((others, columns)) for _ in range(3))
     biases[:, 0], head[:, 1:] = 1.0, 1.0
-    found = {"biases": np.diag(biases.reshape(-1))}
+    priors = {"biases": np.diag(biases.reshape(-1))}
     if slopes:
         common[:, 1 : 1 + others] = np.eye(others)
-        found["slopes"] = np.outer(common.reshape(-1), common.reshape(-1))
+        priors["slopes"] = np.outer(common.reshape(-1), common.reshape(-1))
         if others == 1:
             head[:, 1] = 0.0
     if head.any():
-        found["head"] = np.diag(head.reshape(-1))
-    return found
+        priors["head"] = np.diag(head.reshape(-1))
+    return priors
 
 
 def _weighted(weights: Sequence[float] | Values, each: Sequence[Values]) -> Values:

@@ -41,13 +41,13 @@ class Verdict:
     def of(cls, posterior: Posterior) -> Verdict:
         """Delivers as much of the correction as is likely no worse than the team's model, and none without evidence."""
         share = safe_share(posterior.gain, posterior.deviation)
-        kept = share < _LEAST or posterior.evidence <= 0.0
-        counted = 1.0 if kept else share
+        unchanged = share < _LEAST or posterior.evidence <= 0.0
+        counted = 1.0 if unchanged else share
         gain, spread = _gain(counted, posterior.gain), _INTERVAL * counted * posterior.deviation
         kinds = [kind for kind in ("biases", "slopes", "head") if posterior.moved.get(kind, 0.0) > _LIKELY]
         return cls(
-            moved="kept" if kept else (kinds[-1] if kinds else "biases"),
-            share=0.0 if kept else share,
+            moved="kept" if unchanged else (kinds[-1] if kinds else "biases"),
+            share=0.0 if unchanged else share,
             gain=gain,
             low=gain - spread,
             high=gain + spread,

@@ -107,11 +107,11 @@ class FrequencyModel:
             start: (classes,) frequencies to begin from; the source's by default.
         """
         begun, at = (self.source, self._at_source) if start is None else (start, self._around(start))
-        found = self._free(begun, at, None)
-        if self._quick or found.misfit < _NOTHING:
-            return found
+        even = self._free(begun, at, None)
+        if self._quick or even.misfit < _NOTHING:
+            return even
         # Far from the start the misfit is all the frequencies' own; counting it as v would end at a wrong place.
-        return max(found, self._free(begun, at, 0.0), key=lambda one: one.log_evidence)
+        return max(even, self._free(begun, at, 0.0), key=lambda one: one.log_evidence)
 
     def _free(self, w: Tensor, at: tuple[Tensor, Tensor, Noise], v: float | None) -> Frequencies:
         """From frequencies w, with v fixed on the way or as it is most probable at each step."""
@@ -128,30 +128,30 @@ class FrequencyModel:
         deviations = torch.diagonal(mode.covariance).clamp(min=0.0).sqrt()
         return self._judged(w, self._spread_out(deviations), at[0], at[2], mode.occam)
 
-    def draws(self, found: Frequencies) -> Tensor:
+    def draws(self, frequencies: Frequencies) -> Tensor:
         """Frequencies over the source's from their posterior, with the misfit that they leave.
 
         Classes may be rare or absent.
 
         Args:
-            found: by `free`.
+            frequencies: by `free`.
 
         Returns:
             (s, classes).
         """
 
         def around(w: Tensor) -> LinearPosterior:
-            return self._posterior(w, *self._around(w), found.unexplained)
+            return self._posterior(w, *self._around(w), frequencies.unexplained)
 
-        likely = self._spread_out(around(found.frequencies).most_probable())  # under the prior of draws
+        likely = self._spread_out(around(frequencies.frequencies).most_probable())  # under the prior of draws
         drawn = around(likely).draws()
         every = torch.ones(len(drawn), len(likely)).to(drawn)
         every[:, self.present] = drawn / self.source[self.present]
         return every.float()
 
     def _posterior(self, w: Tensor, left: Tensor, slopes: Tensor, noise: Noise, v: float) -> LinearPosterior:
-        kept = self.present
-        return LinearPosterior(noise.scaled(left, v), noise.scaled(slopes[kept].T, v), w[kept], self.source[kept])
+        own = self.present
+        return LinearPosterior(noise.scaled(left, v), noise.scaled(slopes[own].T, v), w[own], self.source[own])
 
     def tolerant(self, width: float) -> Noise:
         """The noise around the source's own frequencies where others are integrated over.
@@ -309,10 +309,10 @@ class Noise:
 
     def _grid(self) -> Tensor:
         """0, and values of v from where the best known combination begins to tell to where all of them do."""
-        known = self._values[self._values > _TELLING * self._values.max()]
-        if not len(known):
+        telling = self._values[self._values > _TELLING * self._values.max()]
+        if not len(telling):
             return torch.zeros(1).to(self._values)
-        ends = math.log(0.01 / float(known.max())), math.log(100.0 / float(known.min()))
+        ends = math.log(0.01 / float(telling.max())), math.log(100.0 / float(telling.min()))
         steps = max(2, math.ceil((ends[1] - ends[0]) / math.log(2.0)))
         return torch.cat([torch.zeros(1), torch.logspace(*ends, steps, base=math.e)]).to(self._values)
 

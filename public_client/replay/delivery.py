@@ -25,8 +25,8 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter, reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
+from dpswd.public_client.replay.cross_fitting import CrossFit, laid_out
 from dpswd.public_client.replay.priors import safe_weights, with_priors
-from dpswd.public_client.replay.twins import Twins, laid_out
 from dpswd.public_client.replay.verdict import Fitted, Outcome
 from dpswd.public_client.replay.views import FeatureView, MixedViews, View
 from dpswd.public_client.replay.weighted import Onward, Trained
@@ -76,7 +76,7 @@ def before_target_alone(extractor: nn.Module) -> bool:
 def deliver(
     extractor: nn.Module,
     classifier: nn.Module,
-    found: Mapping[str, Fitted],
+    fits: Mapping[str, Fitted],
     shares: Mapping[str, float],
     source: Labelled,
     *,
@@ -92,7 +92,7 @@ def deliver(
         extractor: source-trained; stays as it is, like the classifier. Parameters that were not trained on the source
             do not require gradients.
         classifier: source-trained.
-        found: of each site.
+        fits: of each site.
         shares: of each site in a shared model.
         source: public.
         steps: of tuning.
@@ -102,8 +102,8 @@ def deliver(
         ranks: processes with the same source that share each batch, and end alike.
     """
     ranks = ranks or Ranks()
-    undone = {name: fitted.view.undone() for name, fitted in found.items() if fitted.convinced}
-    views = {name: found[name].tuned_by or found[name].view for name, first in undone.items() if first is None}
+    undone = {name: fitted.view.undone() for name, fitted in fits.items() if fitted.convinced}
+    views = {name: fits[name].tuned_by or fits[name].view for name, first in undone.items() if first is None}
     tuned: tuple[nn.Module, nn.Module] = (extractor, classifier)
     trials: list[Trial] = []
     if views:
@@ -115,35 +115,35 @@ def deliver(
         if not view.keeps_scores:
             trial = _held_out if view.tunes_extractor else _folds
             trials = trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator, ranks)
-    twins = Twins(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
-    flattered: float | None = 0.0  # images' extractors are tuned, and judged on records that are left out
+    cross_fit = CrossFit(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
+    optimism: float | None = 0.0  # images' extractors are tuned, and judged on records that are left out
     if any(
-        not (fitted.view.tunes_extractor or fitted.view.keeps_scores) for fitted in found.values() if fitted.convinced
+        not (fitted.view.tunes_extractor or fitted.view.keeps_scores) for fitted in fits.values() if fitted.convinced
     ):
-        flattered = twins.flattered()
-    crossed = twins.crossed() if any(fitted.class_draws is not None for fitted in found.values()) else None
+        optimism = cross_fit.optimism()
+    crossed = cross_fit.crossed() if any(fitted.class_draws is not None for fitted in fits.values()) else None
     onward = None if crossed is None else Onward(crossed, extractor, steps=steps, seed=seed, ranks=ranks, bar=bar)
     delivered = {}
-    kept = (copy.deepcopy(extractor), copy.deepcopy(classifier))
-    for name, fitted in found.items():
-        outcome, plain, reason, model = fitted.outcome, fitted.plain, fitted.reason, kept
+    unchanged = (copy.deepcopy(extractor), copy.deepcopy(classifier))
+    for name, fitted in fits.items():
+        outcome, plain, reason, model = fitted.outcome, fitted.plain, fitted.reason, unchanged
         if fitted.class_draws is not None:
-            delivered[name] = _corrected(fitted, fitted.class_draws, kept, twins, onward, source.labels)
+            delivered[name] = _corrected(fitted, fitted.class_draws, unchanged, cross_fit, onward, source.labels)
             continue
         if fitted.convinced:
             own, of = tuned, trials
             if (first := undone[name]) is not None:
-                own = (nn.Sequential(first, kept[0]), kept[1])
-                of = [Trial(kept, own, source)]
+                own = (nn.Sequential(first, unchanged[0]), unchanged[1])
+                of = [Trial(unchanged, own, source)]
             gain, error = ranks.share(partial(expected_gain, of, fitted.view))
-            if fitted.view.keeps_scores or gain > fitted.view.sure * error + (flattered or 0.0):
+            if fitted.view.keeps_scores or gain > fitted.view.sure * error + (optimism or 0.0):
                 model = own
-                if flattered is None:
+                if optimism is None:
                     reason += "; what the extractor knows of the public records by heart is not known"
             else:
                 outcome = "kept"
                 plain = f"{plain}, and following that promises no clear gain"
-                by_heart = f", whose features flatter by {flattered:.1f} points there" if flattered else ""
+                by_heart = f", whose features flatter by {optimism:.1f} points there" if optimism else ""
                 reason = (
                     f"following the view that was found would gain {gain:.1f} ± {error:.1f} points on public records "
                     f"seen through it{by_heart}, which is no clear gain ({reason})"
@@ -155,19 +155,19 @@ def deliver(
 def _corrected(
     fitted: Fitted,
     draws: Tensor,
-    kept: tuple[nn.Module, nn.Module],
-    twins: Twins,
+    unchanged: tuple[nn.Module, nn.Module],
+    cross_fit: CrossFit,
     onward: Onward | None,
     labels: Tensor,
 ) -> Delivered:
     """Other priors, as far as they are safe; and weights that are trained on by them, where that gains more."""
-    safe = safe_weights(twins.honest(), labels, fitted.class_weights, draws)
+    safe = safe_weights(cross_fit.out_of_fold(), labels, fitted.class_weights, draws)
     if safe.weights is None:
         plain = f"{fitted.plain}, and a correction by that may do harm"
-        return Delivered(*kept, "kept", plain, f"{safe.reason} ({fitted.reason})")
-    told = "no weight changes, as models trained anew, on which training on is tried, are not to be had here"
-    trained = onward.by(safe.weights, draws) if onward else Trained(None, told)
-    extractor, classifier = trained.modules or kept
+        return Delivered(*unchanged, "kept", plain, f"{safe.reason} ({fitted.reason})")
+    lacking = "no weight changes, as models trained anew, on which training on is tried, are not to be had here"
+    trained = onward.by(safe.weights, draws) if onward else Trained(None, lacking)
+    extractor, classifier = trained.modules or unchanged
     reason = f"{safe.reason}; {trained.reason} ({fitted.reason})"
     return Delivered(extractor, with_priors(classifier, safe.weights), "priors corrected", fitted.plain, reason)
 
@@ -196,9 +196,9 @@ def _held_out(
     """
     order = torch.randperm(len(source), generator=generator).to(source.labels.device)
     count = min(_MOST_HELD_OUT, int(_HELD_OUT * len(source)))
-    kept, held = source.part(order[count:]), source.part(order[:count])
+    rest, held = source.part(order[count:]), source.part(order[:count])
     with reporting("", steps, shown=False) as bar:
-        tuned = tune(extractor, classifier, view, kept, steps=steps, generator=generator, bar=bar, ranks=ranks)
+        tuned = tune(extractor, classifier, view, rest, steps=steps, generator=generator, bar=bar, ranks=ranks)
     return [Trial((extractor, classifier), tuned, held)]
 
 
@@ -222,10 +222,10 @@ def _folds(
     numbers = torch.randperm(len(data), generator=generator).to(source.labels.device) % _FOLDS
     trials = []
     for number in range(_FOLDS):
-        kept, held = data.part(numbers != number), data.part(numbers == number)
+        rest, held = data.part(numbers != number), data.part(numbers == number)
         with reporting("", 2 * steps, shown=False) as bar:
             before, after = (
-                tune(nn.Identity(), classifier, one, kept, steps=steps, generator=generator, bar=bar, ranks=ranks)
+                tune(nn.Identity(), classifier, one, rest, steps=steps, generator=generator, bar=bar, ranks=ranks)
                 for one in (still, view)
             )
         trials.append(Trial(before, after, held))
@@ -301,8 +301,8 @@ def tune(
         part = len(chosen[ranks.rank :: ranks.size]) * ranks.size / len(chosen)  # of the mean over ranks
         chosen = chosen[ranks.rank :: ranks.size]
         features = view(extractor, source.images[chosen], varied)
-        wanted = source.labels[chosen] if scores is None else scores[chosen]
-        loss = functional.cross_entropy(classifier(features), wanted)
+        targets = source.labels[chosen] if scores is None else scores[chosen]
+        loss = functional.cross_entropy(classifier(features), targets)
         optimizer.zero_grad()
         torch.autograd.backward(part * loss)
         ranks.average_gradients(trained)

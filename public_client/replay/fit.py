@@ -31,11 +31,11 @@ from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.replay.class_frequencies import FrequencyModel
 from dpswd.public_client.replay.columns import ColumnView
+from dpswd.public_client.replay.cross_fitting import laid_out
 from dpswd.public_client.replay.low_rank import LowRankView
 from dpswd.public_client.replay.missing_columns import TableView, find_gaps
 from dpswd.public_client.replay.posterior import FIT_BATCH, SCORED, Posterior
 from dpswd.public_client.replay.residuals import Residuals
-from dpswd.public_client.replay.twins import laid_out
 from dpswd.public_client.replay.verdict import (
     CONVINCED,
     FITS,
@@ -58,14 +58,14 @@ CANDIDATES = 80  # random warps that are scored, beside the identity
 class _Round:
     """A part of the fit: the best `kept` candidates get `steps` more."""
 
-    kept: int
+    survivors: int
     steps: int
     rate: float
 
 
 # Few records leave modes that only whole fits can tell apart (docs/ml-team/results.md): the halving is late.
 _ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 60, 0.5))
-VIEW_STEPS = sum(part.kept * part.steps for part in _ROUNDS)
+VIEW_STEPS = sum(part.survivors * part.steps for part in _ROUNDS)
 """Steps that `find_view` reports, at most."""
 VIEW_PASSES = VIEW_STEPS * FIT_BATCH
 """Records that `find_view` sends forward and backward through the extractor, at most."""
@@ -101,13 +101,13 @@ class _Explained:
     Attributes:
         view: fitted.
         seen: its evidence.
-        told: words for it.
+        words: for it.
         likely: the most probable of all that were fitted, with their probabilities; none where one view is enough.
     """
 
     view: View
     seen: Evidence
-    told: str
+    words: str
     likely: tuple[tuple[View, float], ...] = ()
 
 
@@ -160,15 +160,15 @@ def find_view(
         if gained > CONVINCED and _fits(best.view, seen, alone):
             weights = seen.frequencies.weights.to(features)
             plain = f"its records look {best.view.words()}"
-            evidence = f"{best.told} the release, {gained:.0f} nats more probable by it: {seen}; without it {alone}"
+            evidence = f"{best.words} the release, {gained:.0f} nats more probable by it: {seen}; without it {alone}"
             mixed = None
             if best.likely:
-                mixed, told = _mixed(best.likely, still, seen.stays(alone), generator)
-                evidence += f"; {told}"
+                mixed, statement = _mixed(best.likely, still, seen.stays(alone), generator)
+                evidence += f"; {statement}"
             left = posterior.left(best.view, weights)
             return Fitted(best.view, weights, left, "adapted by a view", plain, tuned_by=mixed, evidence=evidence)
         closest = min(closest, seen, key=lambda one: one.at_most)
-    return _kept(still, alone, posterior, _STRANGE if closest.sees_misfit else _THIN, closest)
+    return _unchanged(still, alone, posterior, _STRANGE if closest.sees_misfit else _THIN, closest)
 
 
 def folded(extractor: nn.Module) -> nn.Module:
@@ -187,10 +187,10 @@ def _mixed(
     """What models are tuned by where a share of the records stays as it is, and words for it."""
     views, chances = zip(*likely, strict=True)
     seed = int(torch.randint(2**31, (), generator=generator))
-    told = f"{100 * share:.0f}% of the records that models are tuned on stay as they are"
+    statement = f"{100 * share:.0f}% of the records that models are tuned on stay as they are"
     if len(views) > 1:
-        told += f", the others are seen by the {len(views)} most probable views"
-    return MixedViews([*views, still], [*((1.0 - share) * chance for chance in chances), share], seed), told
+        statement += f", the others are seen by the {len(views)} most probable views"
+    return MixedViews([*views, still], [*((1.0 - share) * chance for chance in chances), share], seed), statement
 
 
 def _fits(view: View, seen: Evidence, alone: Evidence) -> bool:
@@ -230,9 +230,9 @@ def _families(
 def _low_rank(identity: View, given: View | None, posterior: Posterior) -> Iterator[_Explained]:
     """The best map of low rank, for features that are seen by a view of themselves."""
     if isinstance(given, LowRankView) or (given is None and isinstance(identity, FeatureView)):
-        found = posterior.low_rank(given)
-        told = f"features that moved along few directions ({found}) explain"
-        yield _Explained(found, posterior.judged(found), told)
+        view = posterior.low_rank(given)
+        statement = f"features that moved along few directions ({view}) explain"
+        yield _Explained(view, posterior.judged(view), statement)
 
 
 _RARER = "its classes are not as frequent as in your source"
@@ -249,9 +249,9 @@ def _without_view(identity: View, model: FrequencyModel, alone: Evidence, poster
     unchanged = Evidence(posterior.ranks.share(model.fixed))
     gained = alone.log_evidence - unchanged.log_evidence
     if not alone.fits():
-        return _kept(identity, alone, posterior, _THIN)
+        return _unchanged(identity, alone, posterior, _THIN)
     if gained <= CONVINCED or alone.changed < LEAST_CHANGE:
-        return _kept(identity, alone, posterior, _ALIKE)
+        return _unchanged(identity, alone, posterior, _ALIKE)
     # Accuracy is linear in the frequencies, so the best scores for uncertain ones are those for their mean.
     draws = model.draws(alone.frequencies)
     weights = draws.mean(dim=0)
@@ -262,7 +262,7 @@ def _without_view(identity: View, model: FrequencyModel, alone: Evidence, poster
     return Fitted(identity, weights, left, "priors corrected", _RARER, draws, evidence=evidence)
 
 
-def _kept(
+def _unchanged(
     identity: View, evidence: Evidence, posterior: Posterior, why: str, closest: Evidence | None = None
 ) -> Fitted:
     """The model as it is, with what the source's records leave and what the closest view leaves, if one was tried."""
@@ -290,7 +290,7 @@ def _best_view(
     least, dropped = starts[0], list[_Start]()
     starts = [starts[i] for i in order]
     for number, part in enumerate(_ROUNDS):
-        starts, others = starts[: part.kept], starts[part.kept :]
+        starts, others = starts[: part.survivors], starts[part.survivors :]
         if number < _TRIED_LONG and least in others:
             # What leads to less change is worth more, but its worth shows late: thin releases of a shift that is none
             # of the family's were explained by far warps, 16 nats worse than what the identity comes to.
@@ -321,16 +321,16 @@ def _rank(starts: list[_Start], posterior: Posterior) -> float:
     A view is never quite right. What it cannot explain counts as noise: the variance is at least the release's own, 1,
     and otherwise what is left, so that a wrong model does not make the prior worthless.
     """
-    found = posterior.ranks.divided(
+    evidences = posterior.ranks.divided(
         len(starts), lambda i: posterior.evidence(starts[i].view, start=starts[i].frequencies, quick=True)
     )
-    order = sorted(range(len(starts)), key=lambda i: found[i].log_evidence, reverse=True)
-    for start, evidence in zip(starts, found, strict=True):
+    order = sorted(range(len(starts)), key=lambda i: evidences[i].log_evidence, reverse=True)
+    for start, evidence in zip(starts, evidences, strict=True):
         start.frequencies = evidence.frequencies.frequencies
         start.weights = evidence.frequencies.weights.to(start.weights)
         start.score = evidence.log_evidence
     starts[:] = [starts[i] for i in order]
-    return max(1.0, found[order[0]].frequencies.chi_square)
+    return max(1.0, evidences[order[0]].frequencies.chi_square)
 
 
 def _fit_all(

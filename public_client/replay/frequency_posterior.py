@@ -34,7 +34,7 @@ _SMOOTHED = 0.02  # of where Newton's steps begin, from the prior's centre
 _AT_ONCE = 2**22  # numbers of matrices that are solved at once
 _SEARCHED = 16  # classes up to which sets are searched by each class's change and exchange; else along one order
 _MOST_CUTS = 16  # of that order
-_KEPT = 2**25  # numbers of curvatures that the cuts' priors may have: of many classes fewer cuts are tried
+_MOST_CURVATURES = 2**25  # numbers of curvatures that the cuts' priors may have: of many classes fewer cuts are tried
 _ROUNDS = 20  # of the search
 _FAR = 10.0  # nats behind the best component that one is left out
 _CHAINS = 256
@@ -80,9 +80,9 @@ class _Modes(NamedTuple):
     curvature: Tensor
     log_evidence: Tensor
 
-    def some(self, kept: Tensor) -> _Modes:
-        """Those of the priors that `kept` (b,) holds."""
-        return _Modes(*(values[kept] for values in self))
+    def some(self, chosen: Tensor) -> _Modes:
+        """Those of the priors that `chosen` (b,) holds."""
+        return _Modes(*(values[chosen] for values in self))
 
 
 class LinearPosterior:
@@ -108,14 +108,14 @@ class LinearPosterior:
         """The mode under the most probable strength; the source's own frequencies count as the strongest prior."""
         c, source = len(self._source), self._source
         fixed = Mode(source, torch.zeros(c, c).to(source), -0.5 * float(self._squares(source[None])), 0.0)
-        found = self._modes(self._strengths[:, None] * source, torch.zeros_like(self._strengths))
-        one = int(found.log_evidence.argmax())
-        log_evidence = float(found.log_evidence[one])
+        modes = self._modes(self._strengths[:, None] * source, torch.zeros_like(self._strengths))
+        one = int(modes.log_evidence.argmax())
+        log_evidence = float(modes.log_evidence[one])
         if log_evidence <= fixed.log_evidence:
             return fixed
-        w = torch.exp(found.logs[one])
+        w = torch.exp(modes.logs[one])
         turned = _spread(w) @ self._basis
-        covariance = turned @ torch.linalg.inv(found.curvature[one]) @ turned.T
+        covariance = turned @ torch.linalg.inv(modes.curvature[one]) @ turned.T
         return Mode(w, covariance, log_evidence, log_evidence + 0.5 * float(self._squares(w[None])))
 
     def most_probable(self) -> Tensor:
@@ -140,7 +140,7 @@ class LinearPosterior:
         steps = 2.38 / math.sqrt(size) * roots[whole]  # Roberts, Gelman & Gilks 1997
         weights = torch.softmax(of.log_evidence, dim=0)
         component = torch.multinomial(weights, _CHAINS, replacement=True, generator=generator)
-        at, kept = (of.logs @ self._basis)[component], []
+        at, drawn = (of.logs @ self._basis)[component], []
         logs = torch.log_softmax(at @ self._basis.T, dim=1)
         for number in range(_STEPS):
             length = _SHORT if number % 4 == 0 else 1.0
@@ -155,25 +155,25 @@ class LinearPosterior:
                 uniform = torch.rand(_CHAINS, len(priors), generator=generator, dtype=at.dtype, device=at.device)
                 component = (priors + logs @ of.alpha.T - torch.log(-torch.log(uniform))).argmax(dim=1)
             if number >= _STEPS // 2 and number % _EVERY == 0:
-                kept.append(torch.exp(logs))
-        return torch.cat(kept)
+                drawn.append(torch.exp(logs))
+        return torch.cat(drawn)
 
     @cached_property
     def _components(self) -> _Modes:
         """The plausible components of the prior of draws; none where rounding has left nothing of any."""
         c = len(self._source)
-        known: dict[Rare, _Modes] = {}
+        modes: dict[Rare, _Modes] = {}
 
         def best(of: Iterable[Rare]) -> Rare:
             """Of these sets and all that were looked at before."""
-            fresh = [rare for rare in of if rare not in known and not all(rare)]
+            fresh = [rare for rare in of if rare not in modes and not all(rare)]
             if fresh:
                 priors = [self._priors(rare) for rare in fresh]
-                found = self._modes(*(torch.cat(parts) for parts in zip(*priors, strict=True)))
+                them = self._modes(*(torch.cat(parts) for parts in zip(*priors, strict=True)))
                 sizes = [len(alpha) for alpha, _ in priors]
-                own = zip(*(torch.split(values, sizes) for values in found), strict=True)
-                known.update(zip(fresh, itertools.starmap(_Modes, own), strict=True))
-            return max(known, key=lambda rare: float(known[rare].log_evidence.max()))
+                own = zip(*(torch.split(values, sizes) for values in them), strict=True)
+                modes.update(zip(fresh, itertools.starmap(_Modes, own), strict=True))
+            return max(modes, key=lambda rare: float(modes[rare].log_evidence.max()))
 
         order = (self.best().w / self._source).argsort().argsort().tolist()
 
@@ -181,7 +181,7 @@ class LinearPosterior:
             """The sets of so many classes whose shares fell most."""
             return [tuple(place < count for place in order) for count in counts if 0 <= count < c]
 
-        affordable = _KEPT // (len(RARER) * len(STRENGTHS) * c**2)
+        affordable = _MOST_CURVATURES // (len(RARER) * len(STRENGTHS) * c**2)
         cuts = sorted({round(k) for k in torch.linspace(0, c - 1, min(c, _MOST_CUTS, max(1, affordable))).tolist()})
         at = best(cut(cuts))
         if c <= _SEARCHED:
@@ -194,7 +194,7 @@ class LinearPosterior:
             while apart > 1:
                 apart = -(-apart // 2)
                 at = best(cut((sum(at) - apart, sum(at) + apart)))
-        every = _Modes(*(torch.cat(parts) for parts in zip(*known.values(), strict=True)))
+        every = _Modes(*(torch.cat(parts) for parts in zip(*modes.values(), strict=True)))
         return every.some(every.log_evidence > every.log_evidence.max() - _FAR)
 
     def _priors(self, rare: Rare) -> tuple[Tensor, Tensor]:

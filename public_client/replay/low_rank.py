@@ -135,8 +135,8 @@ def low_rank_view(features: Tensor) -> LowRankView:
     mean = features.mean(dim=0)
     _, singular, directions = torch.linalg.svd(features - mean, full_matrices=False)
     deviations = singular / math.sqrt(max(1, len(features) - 1))
-    kept = deviations[:MOST_COMPONENTS].square() > _LEAST_VARIANCE * deviations[0].square()
-    q = max(1, int(kept.sum()))
+    enough = deviations[:MOST_COMPONENTS].square() > _LEAST_VARIANCE * deviations[0].square()
+    q = max(1, int(enough.sum()))
     return LowRankView(mean, directions[:q].T * deviations[:q].clamp(min=1e-6))
 
 
@@ -156,11 +156,11 @@ def find_low_rank(
     shapes = [(rank, noisy) for rank, noisy in SHAPES if max(rank, noisy) <= most]
 
     def one(number: int) -> tuple[LowRankView, float]:
-        view, told = search.fitted(*shapes[number])
-        return view.cpu(), told  # another rank may have another device
+        view, evidence = search.fitted(*shapes[number])
+        return view.cpu(), evidence  # another rank may have another device
 
-    found = ranks.divided(len(shapes), one)
-    return max(found, key=lambda pair: pair[1])[0].to(features)
+    fitted = ranks.divided(len(shapes), one)
+    return max(fitted, key=lambda pair: pair[1])[0].to(features)
 
 
 class _Search:
@@ -238,8 +238,8 @@ class _Search:
             usual[2] * slopes[:, :, 1 + q :].flatten(1),
         )
         jacobian, at = torch.cat(parts, dim=1), self._values(view)
-        wanted = self._noise.scaled(self.left(view), v) + jacobian @ at
-        return LinearModel(jacobian, wanted, (q, 2 * q * r, view.grain.numel())), at
+        target = self._noise.scaled(self.left(view), v) + jacobian @ at
+        return LinearModel(jacobian, target, (q, 2 * q * r, view.grain.numel())), at
 
     def _values(self, view: LowRankView) -> Tensor:
         """Its parameters in usual widths, (p,)."""

@@ -215,8 +215,8 @@ class _Search:
             model = LinearModel.at_identity(
                 lambda shift: self.residuals(view, shift).flatten(), groups, self._records, step=_STEP
             )
-        found = model.widths(caution=0.0)  # a wide population shift does no harm: it is not applied
-        return _State(view, model, found, found.log_posterior - float(view.penalty()))
+        widths = model.widths(caution=0.0)  # a wide population shift does no harm: it is not applied
+        return _State(view, model, widths, widths.log_posterior - float(view.penalty()))
 
     def climb(self, begin: _State, together: bool, bar: Reporter) -> _State:
         """Changes one column's rate at a time for as long as that makes the pattern more probable."""

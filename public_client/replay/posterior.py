@@ -60,14 +60,14 @@ class Posterior:
         def classes_alone(parameters: Tensor) -> Tensor:
             return moved(torch.cat((torch.zeros(2 * d).to(parameters), parameters)))
 
-        found, without = self.ranks.share(
+        widths, without = self.ranks.share(
             lambda: (
                 LinearModel.at_identity(moved, (d, d, self.classes), features).widths(),
                 LinearModel.at_identity(classes_alone, (self.classes,), features).widths(),
             )
         )
-        view.factors.copy_(torch.tensor(found.factors[:2]))
-        return found.log_posterior - without.log_posterior > _CONVINCED
+        view.factors.copy_(torch.tensor(widths.factors[:2]))
+        return widths.log_posterior - without.log_posterior > _CONVINCED
 
     def columns(self) -> ColumnView | None:
         """The identity in units of columns, for records that have few of them and are no words."""

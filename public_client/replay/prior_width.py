@@ -56,10 +56,10 @@ class LinearModel:
         groups: numbers of parameters in each group, in order; they add up to p.
     """
 
-    def __init__(self, jacobian: Tensor, wanted: Tensor, groups: Sequence[int]) -> None:
-        self._jacobian, self._wanted = jacobian.double(), wanted.double()
+    def __init__(self, jacobian: Tensor, target: Tensor, groups: Sequence[int]) -> None:
+        self._jacobian, self._target = jacobian.double(), target.double()
         self._gram = self._jacobian.T @ self._jacobian
-        self._energy, self._pulled = self._wanted.square().sum(), self._jacobian.T @ self._wanted
+        self._energy, self._pulled = self._target.square().sum(), self._jacobian.T @ self._target
         self._of_group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups)).to(jacobian.device)
         self._groups = len(groups)
 
@@ -98,7 +98,7 @@ class LinearModel:
         """
         low, high = math.log(_NARROWEST), math.log(_WIDEST)
         logs = torch.zeros(self._groups + 1, dtype=torch.float64, device=self._energy.device)
-        logs[-1] = math.log(0.1 * max(float(self._energy) / len(self._wanted), 1e-6))
+        logs[-1] = math.log(0.1 * max(float(self._energy) / len(self._target), 1e-6))
         logs.requires_grad_(True)
         optimizer = torch.optim.Adam([logs], lr=_RATE)
 
@@ -111,54 +111,54 @@ class LinearModel:
             torch.autograd.backward(-log_posterior()[0])
             optimizer.step()
         with torch.no_grad():
-            found, each, variance = log_posterior()
-        return Widths(tuple(each.tolist()), float(variance), float(found))
+            evidence, each, variance = log_posterior()
+        return Widths(tuple(each.tolist()), float(variance), float(evidence))
 
-    def log_evidence(self, residuals: Tensor, found: Widths) -> float:
+    def log_evidence(self, residuals: Tensor, widths: Widths) -> float:
         """The logarithm of the marginal likelihood, up to a constant of r's size.
 
         Args:
             residuals: (r,), others at the origin; the slopes are the same.
-            found: the widths.
+            widths: the widths.
         """
-        each, variance = torch.tensor(found.factors).to(self._wanted), torch.tensor(found.variance).to(self._wanted)
-        wanted = -residuals.detach().double()
-        return float(self._log_evidence(wanted.square().sum(), self._jacobian.T @ wanted, each, variance))
+        each, variance = torch.tensor(widths.factors).to(self._target), torch.tensor(widths.variance).to(self._target)
+        target = -residuals.detach().double()
+        return float(self._log_evidence(target.square().sum(), self._jacobian.T @ target, each, variance))
 
-    def mode(self, found: Widths) -> Tensor:
+    def mode(self, widths: Widths) -> Tensor:
         """The most probable parameters under these widths.
 
         Returns:
             (p,), in units of their usual widths.
         """
-        precision, pulled = self._under(found)
-        return self._each(found) * torch.as_tensor(torch.linalg.solve(precision, pulled))
+        precision, pulled = self._under(widths)
+        return self._each(widths) * torch.as_tensor(torch.linalg.solve(precision, pulled))
 
-    def volume(self, found: Widths) -> float:
+    def volume(self, widths: Widths) -> float:
         """Nats that parameters of these widths cost: the logarithm of the prior's over the posterior's volume."""
-        return 0.5 * float(torch.logdet(self._under(found)[0]))
+        return 0.5 * float(torch.logdet(self._under(widths)[0]))
 
-    def better_factors(self, found: Widths, values: Tensor) -> Tensor:
+    def better_factors(self, widths: Widths, values: Tensor) -> Tensor:
         """One step to the most probable widths: each group's size over how much of it is determined (MacKay 1992).
 
         Args:
-            found: the widths as they are.
+            widths: the widths as they are.
             values: (p,), the parameters, in units of their usual widths.
 
         Returns:
             Of each group, times the width that is usual.
         """
-        free = torch.diagonal(torch.linalg.inv(self._under(found)[0]))
-        none = torch.zeros(self._groups).to(self._wanted)
+        free = torch.diagonal(torch.linalg.inv(self._under(widths)[0]))
+        none = torch.zeros(self._groups).to(self._target)
         determined = none.index_add(0, self._of_group, 1.0 - free)
         sizes = none.index_add(0, self._of_group, values.square())
-        return (sizes / (determined + CAUTION * torch.tensor(found.factors).to(sizes))).sqrt()
+        return (sizes / (determined + CAUTION * torch.tensor(widths.factors).to(sizes))).sqrt()
 
-    def _each(self, found: Widths) -> Tensor:
-        return torch.tensor(found.factors).to(self._wanted)[self._of_group]
+    def _each(self, widths: Widths) -> Tensor:
+        return torch.tensor(widths.factors).to(self._target)[self._of_group]
 
-    def _under(self, found: Widths) -> tuple[Tensor, Tensor]:
-        return self._precision(self._pulled, self._each(found), torch.tensor(found.variance).to(self._wanted))
+    def _under(self, widths: Widths) -> tuple[Tensor, Tensor]:
+        return self._precision(self._pulled, self._each(widths), torch.tensor(widths.variance).to(self._target))
 
     def _precision(self, pulled: Tensor, factors: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """The posterior's precision (p, p) in units of the prior's widths, and what its mean solves it for, (p,)."""
@@ -170,5 +170,5 @@ class LinearModel:
         precision, turned = self._precision(pulled, each[self._of_group], variance)
         lower = torch.linalg.cholesky(precision)
         explained = torch.linalg.solve_triangular(lower, turned[:, None], upper=False)
-        log_determinant = len(self._wanted) * torch.log(variance) + 2 * torch.log(torch.diagonal(lower)).sum()
+        log_determinant = len(self._target) * torch.log(variance) + 2 * torch.log(torch.diagonal(lower)).sum()
         return torch.as_tensor(-0.5 * (log_determinant + energy / variance - explained.square().sum()))

@@ -4,8 +4,8 @@ log(target's / source's frequency) added to the scores is Bayes' rule for new pr
 2002). The frequencies come from a release, so they are uncertain: what a correction gains or costs is asked of their
 whole posterior. Both are read twice: on what the classifier says of the records that it was trained on, which shows too
 little of either where it knows them by heart, and on what its twins say of records that they were not trained on
-(`twins`), which shows rather too much, as they have seen fewer. A correction must be safe by both, and gain by the
-twins.
+(`cross_fitting`), which shows rather too much, as they have seen fewer. A correction must be safe by both, and gain by
+the twins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpswd.public_client.replay.twins import Honest
+from dpswd.public_client.replay.cross_fitting import OutOfFold
 
 _LEAST_WEIGHT = 1e-3  # of a class
 SHARES = (1.0, 0.75, 0.5, 0.25)
@@ -42,29 +42,29 @@ class Safe:
 
 
 @torch.no_grad()
-def safe_weights(honest: Honest, labels: Tensor, weights: Tensor, draws: Tensor) -> Safe:
+def safe_weights(out_of_fold: OutOfFold, labels: Tensor, weights: Tensor, draws: Tensor) -> Safe:
     """As much of a correction as is safe, if any is.
 
     Args:
-        honest: scores (m, classes) of the source's records.
+        out_of_fold: scores (m, classes) of the source's records.
         labels: (m,), theirs.
         weights: (classes,), the target's most useful frequency of each class over the source's.
         draws: (s, classes), plausible ones.
     """
-    told = ""
+    caveat = ""
     for share in SHARES:
         part = prior_weights(weights, share)
-        known, gains = (_gains(scores, labels, part, draws) for scores in (honest.known, honest.scores))
+        own, gains = (_gains(scores, labels, part, draws) for scores in (out_of_fold.in_sample, out_of_fold.scores))
         low, high = (float(gains.quantile(end)) for end in (UNSURE, 1.0 - UNSURE))
-        least = float(known.quantile(UNSURE))
-        told = (
-            f"{low:+.1f} to {high:+.1f} points of accuracy by the plausible frequencies and scores {honest.told}, and "
-            f"{least:+.1f} at least by the model's own"
+        least = float(own.quantile(UNSURE))
+        caveat = (
+            f"{low:+.1f} to {high:+.1f} points of accuracy by the plausible frequencies and scores {out_of_fold.origin}"
+            f", and {least:+.1f} at least by the model's own"
         )
         if min(low, least) > -MOST_LOST and float(gains.mean()) > 0.0:
             much = "" if share == 1.0 else f" by {share:.0%} of it, as frequencies are uncertain"
-            return Safe(part, f"scores are corrected{much}: {told}")
-    return Safe(None, f"correcting scores by class frequencies this uncertain may do harm ({told})")
+            return Safe(part, f"scores are corrected{much}: {caveat}")
+    return Safe(None, f"correcting scores by class frequencies this uncertain may do harm ({caveat})")
 
 
 def _gains(scores: Tensor, labels: Tensor, weights: Tensor, draws: Tensor) -> Tensor:

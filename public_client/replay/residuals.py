@@ -162,11 +162,11 @@ def weighted_coefficients(projections: Tensor, weights: Tensor, coefficients: in
     """
     ordered, order = in_order(projections)
     shares, levels = _shares(order, weights)
-    gaps, found = torch.diff(ordered, dim=1), [(ordered * shares).sum(dim=1)]
+    gaps, by_degree = torch.diff(ordered, dim=1), [(ordered * shares).sum(dim=1)]
     for degree in range(1, coefficients):  # by parts: the cosine's integral is 0 at both ends
         waves = torch.sin(math.pi * degree * levels)
-        found.append((waves * gaps).sum(dim=1) * (-math.sqrt(2.0) / (math.pi * degree)))
-    return torch.stack(found)
+        by_degree.append((waves * gaps).sum(dim=1) * (-math.sqrt(2.0) / (math.pi * degree)))
+    return torch.stack(by_degree)
 
 
 def in_order(projections: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ _INVERTED = math.log(100.0)  # nats: one device in a hundred shows black as whit
 _NOISE = 0.3  # of the deviation of noise on each pixel
 CLASS_WIDTH = 0.5
 """Of the prior on the logarithm of a class's frequency at the target over the source's."""
-_TOLD, _TOLD_TURN = 0.1, 4.0  # of a change that is put into words; of a turn, degrees
+_LEAST, _LEAST_TURN = 0.1, 4.0  # of a change that is put into words; of a turn, degrees
 _UNIFORM_BORDER = 0.5  # a source has a background if this share of its border pixels are one value
 
 
@@ -208,20 +208,20 @@ class ImageView(View):
         moved = math.hypot(right, down) / 2.0  # of the image's side
         blur, stroke = float(torch.tanh(self.blur.detach())), float(torch.tanh(self.stroke.detach()))
         brighter = bias + 0.5 * (math.exp(-float(self.gamma.detach())) - 1.0)
-        told = (
+        parts = (
             (float(self.sign) < 0.0, "with black and white exchanged"),
-            (abs(turn) > _TOLD_TURN, f"turned by about {abs(turn):.0f} degrees"),
-            (abs(size - 1.0) > _TOLD, f"about {abs(1.0 / size - 1.0):.0%} {'smaller' if size > 1.0 else 'larger'}"),
-            (shear > _TOLD, "slanted or stretched"),
-            (moved > _TOLD, "off centre"),
-            (abs(stroke) > _TOLD, f"with light parts {'thicker' if stroke > 0.0 else 'thinner'}"),
-            (blur > _TOLD, "blurred"),
-            (blur < -_TOLD, "sharper"),
-            (abs(float(self.noise.detach())) > _TOLD / 2.0, "noisy"),
-            (abs(gain - 1.0) > _TOLD, f"of {'less' if gain < 1.0 else 'more'} contrast"),
-            (abs(brighter) > _TOLD, "brighter" if brighter > 0.0 else "darker"),
+            (abs(turn) > _LEAST_TURN, f"turned by about {abs(turn):.0f} degrees"),
+            (abs(size - 1.0) > _LEAST, f"about {abs(1.0 / size - 1.0):.0%} {'smaller' if size > 1.0 else 'larger'}"),
+            (shear > _LEAST, "slanted or stretched"),
+            (moved > _LEAST, "off centre"),
+            (abs(stroke) > _LEAST, f"with light parts {'thicker' if stroke > 0.0 else 'thinner'}"),
+            (blur > _LEAST, "blurred"),
+            (blur < -_LEAST, "sharper"),
+            (abs(float(self.noise.detach())) > _LEAST / 2.0, "noisy"),
+            (abs(gain - 1.0) > _LEAST, f"of {'less' if gain < 1.0 else 'more'} contrast"),
+            (abs(brighter) > _LEAST, "brighter" if brighter > 0.0 else "darker"),
         )
-        return ", ".join(text for holds, text in told if holds) or "hardly changed, a little in everything"
+        return ", ".join(text for holds, text in parts if holds) or "hardly changed, a little in everything"
 
     def candidates(self, count: int, generator: torch.Generator) -> list[View]:
         """Views that look through random warps: from the identity alone a turn is fitted as a shear.

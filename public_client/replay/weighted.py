@@ -4,10 +4,10 @@ Log weights on the scores are all that other frequencies ask of a classifier tha
 to be right about, more can be had: errors on classes that the target has are what is to be spared (importance-weighted
 training; Shimodaira 2000). The loss is taken of corrected scores, so that training begins at the plain correction.
 
-Whether it gains is tried on the model's twins (`twins`), each trained on without its part of the source and asked of
-that part: it must gain over the plain correction by more than chance, with no more risk than that may have under the
-frequencies' posterior, by the twins and on the model's own records (`priors`). A part of such a gain is what training
-for longer brings without any release; the same trial on the source as it is says how much, that is told, and
+Whether it gains is tried on the model's twins (`cross_fitting`), each trained on without its part of the source and
+asked of that part: it must gain over the plain correction by more than chance, with no more risk than that may have
+under the frequencies' posterior, by the twins and on the model's own records (`priors`). A part of such a gain is what
+training for longer brings without any release; the same trial on the source as it is says how much, that is told, and
 it must be less. Twins have often learned a little less than the model, so both gains are rather too large.
 """
 
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.replay.cross_fitting import FOLDS, Crossed, laid_out, scores_of, seeded, updates
 from dpswd.public_client.replay.priors import MOST_LOST, UNSURE, changes, expected_change, frequency_gains
-from dpswd.public_client.replay.twins import FOLDS, Crossed, laid_out, scores_of, seeded, updates
 
 STEPS = 600
 """Updates at most."""
@@ -81,26 +81,26 @@ class Onward:
         labels, plain = crossed.data.labels, crossed.scores + bias
         answers = self._answers(weights)
         tried = answers + bias
-        state, before, known = self._ranks.share(lambda: self._whole(weights))  # processors may round differently
-        readings = (crossed.scores, tried), (before.to(bias), known.to(bias) + bias)
+        state, before, untouched = self._ranks.share(lambda: self._whole(weights))  # processors may round differently
+        readings = (crossed.scores, tried), (before.to(bias), untouched.to(bias) + bias)
         low = min(
             float(frequency_gains(changes(first, second, labels), labels, draws).quantile(UNSURE))
             for first, second in readings
         )
         gain, error = expected_change(changes(plain, tried, labels), labels, mean)
-        told = f"by source records drawn by these frequencies ({gain:+.1f} ± {error:.1f} points on records left out"
+        way = f"by source records drawn by these frequencies ({gain:+.1f} ± {error:.1f} points on records left out"
         if low <= -MOST_LOST:
-            return Trained(None, f"no weight changes, as training on {told}) may do harm")
+            return Trained(None, f"no weight changes, as training on {way}) may do harm")
         if gain <= _SURE * error:
-            return Trained(None, f"no weight changes, as training on {told}) is no clear gain")
+            return Trained(None, f"no weight changes, as training on {way}) is no clear gain")
         longer, chance = expected_change(changes(plain, self._as_it_is + bias, labels), labels, mean)
-        told += f"; {longer:+.1f} ± {chance:.1f} by the source as it is, for which no release is needed)"
+        way += f"; {longer:+.1f} ± {chance:.1f} by the source as it is, for which no release is needed)"
         if longer >= gain:
-            return Trained(None, f"no weight changes, as training on {told} owes nothing to the frequencies")
+            return Trained(None, f"no weight changes, as training on {way} owes nothing to the frequencies")
         module = copy.deepcopy(crossed.module)
         module.load_state_dict(state)
         extractor, classifier = module.eval().children() if crossed.both else (self._extractor, module.eval())
-        return Trained((copy.deepcopy(extractor), classifier), f"weights are trained on {told}")
+        return Trained((copy.deepcopy(extractor), classifier), f"weights are trained on {way}")
 
     @cached_property
     def _as_it_is(self) -> Tensor:
@@ -112,7 +112,7 @@ class Onward:
         crossed = self._crossed
 
         def one(number: int) -> Tensor:
-            twin = self._trained_on(crossed.twins[number], crossed.parts != number, weights, self._seeds[number])
+            twin = self._trained_on(crossed.models[number], crossed.parts != number, weights, self._seeds[number])
             return scores_of(twin, crossed.data.images[crossed.parts == number]).cpu()
 
         answers = torch.zeros_like(crossed.scores)
@@ -128,9 +128,9 @@ class Onward:
         before, after = (scores_of(one, crossed.data.images).cpu() for one in (crossed.module, module))
         return state, before, after
 
-    def _trained_on(self, module: nn.Module, kept: Tensor, weights: Tensor, seed: int) -> nn.Module:
+    def _trained_on(self, module: nn.Module, chosen: Tensor, weights: Tensor, seed: int) -> nn.Module:
         """A copy, trained on the records that are kept (m,); what the team has fixed stays."""
-        data = self._crossed.data.part(kept)
+        data = self._crossed.data.part(chosen)
         module = laid_out(module, data.images)
         with seeded(seed, data.images.device):
             for _ in updates(module, data, seed=seed, steps=self._steps, rate=_falling, bar=self._bar, weights=weights):

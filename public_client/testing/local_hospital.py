@@ -70,13 +70,13 @@ class LocalHospital:
         if (labels is None) != (classes is None):
             raise SettingsError("labels and classes belong together; give both, or neither")
         self._arrays: dict[str, npt.NDArray[Any]] = {"records": np.ascontiguousarray(records, dtype=np.float32)}
-        self._wanted = ["--epsilon", repr(epsilon), "--delta", repr(delta), "--name", name, "--array", "records"]
-        self._wanted += ["--confirm", f"epsilon {epsilon:g}, delta {delta:g}"]  # nobody's records: any budget will do
+        self._options = ["--epsilon", repr(epsilon), "--delta", repr(delta), "--name", name, "--array", "records"]
+        self._options += ["--confirm", f"epsilon {epsilon:g}, delta {delta:g}"]  # nobody's records: any budget will do
         if labels is not None:
             self._arrays["labels"] = labels
-            self._wanted += ["--labels-array", "labels", "--classes", str(classes)]
+            self._options += ["--labels-array", "labels", "--classes", str(classes)]
         if value_range is not None:
-            self._wanted.append(f"--value-range={','.join(map(repr, value_range))}")
+            self._options.append(f"--value-range={','.join(map(repr, value_range))}")
         self._device = device
         self._temporary = directory is None
         self._root = directory or Path(tempfile.mkdtemp(prefix="dpswd-hospital-"))
@@ -178,7 +178,7 @@ class LocalHospital:
         self._root.mkdir(parents=True, exist_ok=True)
         records = self._root / "records.npz"
         np.savez(records, allow_pickle=False, **self._arrays)
-        self._command("init", "--records", str(records), *self._wanted)
+        self._command("init", "--records", str(records), *self._options)
         self._command("add", _CLIENT, "--out", str(self.credentials))
         finished.touch()
 
@@ -221,8 +221,8 @@ def console_of(home: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: S603 - as above
     assert process.stdout is not None
     try:
-        found = next((line for line in process.stdout if "/sign-in?token=" in line), "")
-        yield found.split()[-1] if found else ""
+        link = next((line for line in process.stdout if "/sign-in?token=" in line), "")
+        yield link.split()[-1] if link else ""
     finally:
         process.terminate()
         process.wait()

@@ -255,15 +255,15 @@ class MockCurator(Curator):
         return torch.randn((count, *self._described.record_shape), generator=self._generator) * _BRIGHTNESS
 
     def _describe(self, _: pb.DescribeRequest) -> pb.DescribeResponse:
-        told, budget = self._described, self._budget_now()
+        described, budget = self._described, self._budget_now()
         own = {
             "data_set_budget": budget,
             "client_budget": budget,
-            "limits": pb.Limits(**asdict(told.limits)),
+            "limits": pb.Limits(**asdict(described.limits)),
             "ledger_public_key": self._key.public_key().public_bytes_raw(),
-            "contract": told.contract.to_message(),
+            "contract": described.contract.to_message(),
         }
-        return pb.DescribeResponse(**{one.name: getattr(told, one.name) for one in fields(told)} | own)
+        return pb.DescribeResponse(**{one.name: getattr(described, one.name) for one in fields(described)} | own)
 
     def _budget_now(self) -> pb.BudgetStatus:
         spent = 0.0 if self._filter is None or self._spent is None else self._filter.epsilon(self._spent)
@@ -298,9 +298,9 @@ class MockCurator(Curator):
 
     def _open_run(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         parameters = RunParameters.from_message(request.parameters)
-        known = self._opened.get(request.request_id)
-        if known is not None:
-            return self._answer_open(self._runs[known].admitted, known)
+        earlier = self._opened.get(request.request_id)
+        if earlier is not None:
+            return self._answer_open(self._runs[earlier].admitted, earlier)
         run = self._admitted(parameters)
         if request.validate_only:
             answer = self._answer_open(run, "")

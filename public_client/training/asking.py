@@ -42,11 +42,11 @@ def ask_each(
             return error
 
     if parallel and len(names) > 1:
-        found = _side_by_side(names, attempt, straggler_s, to_the_end=to_the_end)
+        outcomes = _side_by_side(names, attempt, straggler_s, to_the_end=to_the_end)
     else:
-        found = {name: attempt(name) for name in names}
-    lost = {name: value for name, value in found.items() if isinstance(value, DpswdError)}
-    return {name: value for name, value in found.items() if not isinstance(value, DpswdError)}, lost
+        outcomes = {name: attempt(name) for name in names}
+    lost = {name: value for name, value in outcomes.items() if isinstance(value, DpswdError)}
+    return {name: value for name, value in outcomes.items() if not isinstance(value, DpswdError)}, lost
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def _side_by_side(
     begun = time.monotonic()
     for name in names:
         threading.Thread(target=run, args=(name,), name=f"site {name}", daemon=True).start()
-    found: dict[str, _Answer | DpswdError] = {}
+    outcomes: dict[str, _Answer | DpswdError] = {}
     raised: list[BaseException] = []
     answered, until_s = 0, None
-    while len(found) < len(names):
+    while len(outcomes) < len(names):
         elapsed = time.monotonic() - begun
         if until_s is None and straggler_s is not None and 2 * answered >= len(names):
             until_s = 2.0 * elapsed + straggler_s
@@ -91,9 +91,9 @@ def _side_by_side(
             if not to_the_end:
                 break
             outcome = InvalidValue(str(outcome.error))  # heard; nobody reads it
-        found[name] = outcome
+        outcomes[name] = outcome
         answered += not isinstance(outcome, DpswdError)
     if raised:
         raise raised[0]
     late = f"no answer within {until_s or 0.0:.0f} s, in which half of the sites had long answered; it was given up"
-    return {name: found[name] if name in found else CuratorUnavailable(late) for name in names}
+    return {name: outcomes[name] if name in outcomes else CuratorUnavailable(late) for name in names}

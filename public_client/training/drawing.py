@@ -20,14 +20,14 @@ def draw_all(run: ChargedRun, store: Checkpoint | None, bar: Reporter) -> list[A
         bar: told of every step.
     """
     state = (store.read("state") if store is not None else None) or {"releases": []}
-    releases = [run.mechanism.reply.from_bytes(bytes(kept.numpy())) for kept in state["releases"]]
+    releases = [run.mechanism.reply.from_bytes(bytes(stored.numpy())) for stored in state["releases"]]
     for _ in releases:
         bar.advance(run.plan.charged)
     while len(releases) + run.steps_lost < run.plan.steps:
         drawn = run.draw()
         releases.append(drawn.reply)
         if store is not None:
-            kept = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in releases]
-            store.write("state", {"step": len(releases), "request_ids": [drawn.request_id], "releases": kept})
+            stored = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in releases]
+            store.write("state", {"step": len(releases), "request_ids": [drawn.request_id], "releases": stored})
         bar.advance(run.plan.charged)
     return releases

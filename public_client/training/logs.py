@@ -41,17 +41,17 @@ class TrainingLog(Recorder, AbstractContextManager["TrainingLog"]):
         self._rows = csv.DictWriter(self._file, fieldnames=COLUMNS)
         if fresh:
             self._rows.writeheader()
-        self._events: Any = _event_writer(self.directory, wanted=tensorboard)
+        self._events: Any = _event_writer(self.directory, required=tensorboard)
         self._lock = threading.Lock()
 
     def scalars(self, site: str, step: int, **values: float) -> None:
         """Records numbers of one step of one site; what is not a number is left out."""
-        known = {name: value for name, value in values.items() if not math.isnan(value)}
+        numbers = {name: value for name, value in values.items() if not math.isnan(value)}
         with self._lock:
-            self._rows.writerow({"site": site, "step": step, **known})
+            self._rows.writerow({"site": site, "step": step, **numbers})
             self._file.flush()
             if self._events is not None:
-                for name, value in known.items():
+                for name, value in numbers.items():
                     self._events.add_scalar(f"{site}/{name}", value, step)
 
     def close(self) -> None:
@@ -64,13 +64,13 @@ class TrainingLog(Recorder, AbstractContextManager["TrainingLog"]):
         self.close()
 
 
-def _event_writer(directory: Path, *, wanted: bool | None) -> Any:
-    if wanted is False:
+def _event_writer(directory: Path, *, required: bool | None) -> Any:
+    if required is False:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        if wanted:
+        if required:
             raise
         return None
     return SummaryWriter(log_dir=str(directory), flush_secs=5)

@@ -131,9 +131,9 @@ def plan_json(plan: Plan, compared: Plan | None = None, together: Together | Non
         together: what both are to the budget; `fits` is then of both.
     """
     alike = measured_alike(plan)
-    known: dict[str, Any] = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
+    facts: dict[str, Any] = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
     if compared is not None:
-        known["evaluation"] = compared.to_json()
+        facts["evaluation"] = compared.to_json()
     if together is not None:
-        known |= {"fits": together.fits, "together": asdict(together)}
-    return json.dumps(plan.to_json() | known, indent=1, sort_keys=True)
+        facts |= {"fits": together.fits, "together": asdict(together)}
+    return json.dumps(plan.to_json() | facts, indent=1, sort_keys=True)

@@ -78,10 +78,10 @@ def _grids(orders: tuple[float, ...], largest: int) -> tuple[NDArray[np.float64]
 
 def _log_moment(law: ShiftLaw, orders: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
     """``law.log_moment``; most orders are integers that HYB looked up already."""
-    known = (orders == np.floor(orders)) & (orders <= largest)
+    tabulated = (orders == np.floor(orders)) & (orders <= largest)
     result = np.empty_like(orders)
-    result[known] = integer_moments(law, table_size(largest))[orders[known].astype(np.int64)]
-    result[~known] = law.log_moment(orders[~known])
+    result[tabulated] = integer_moments(law, table_size(largest))[orders[tabulated].astype(np.int64)]
+    result[~tabulated] = law.log_moment(orders[~tabulated])
     return result
 
 

@@ -205,10 +205,10 @@ def _single_law(d: int, k: int, *, width: float, scale: float, log_tail: float) 
     """
     cut = -math.expm1(2.0 * (log_tail - math.log(k)) / (d - 1))
     finest = max(width, cut) / (MAX_LATTICE - 2)
-    wanted = min(_COARSE_STEP * math.sqrt(k), 1.0, math.sqrt(_SCALE_STEP * d / scale)) / d
+    target = min(_COARSE_STEP * math.sqrt(k), 1.0, math.sqrt(_SCALE_STEP * d / scale)) / d
     log_cut = log_tail - math.log(k)
     if k >= _MANY_DIRECTIONS:
-        coarse = cells(d, step=max(wanted, finest), log_tail=log_cut)
+        coarse = cells(d, step=max(target, finest), log_tail=log_cut)
         rest = lowest_rest(coarse.split(coarse.mean_share, 0.0), k, log_tail=log_tail)
         if rest * d >= _USEFUL_REST:
             factor = coarse.step * (0.5 / rest + scale / 8.0)

@@ -115,9 +115,9 @@ def json_object(name: str, text: str, *, most: int) -> dict[str, Any]:
         InvalidValue: it is no JSON object, or longer.
     """
     try:
-        found = json.loads(text) if len(text) <= most else None
+        content = json.loads(text) if len(text) <= most else None
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"its {name} is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InvalidValue(f"its {name} is no object of at most {most} characters")
-    return found
+    return content

@@ -118,8 +118,8 @@ class SourceStatistics:
             InvalidValue: a name, type, shape or value is not what it should be.
         """
         try:
-            known = json.loads(facts)
-            records, by_channel, distance = known["records"], known["by_channel"], float(known["self_distance"])
+            content = json.loads(facts)
+            records, by_channel, distance = content["records"], content["by_channel"], float(content["self_distance"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidValue("its source statistics are incomplete") from error
         rows = tensors["mean"].numel() if "mean" in tensors else 0

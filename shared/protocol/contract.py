@@ -74,13 +74,13 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
 
     def problems(self, record_shape: Sequence[int]) -> list[str]:
         """Why records of this shape cannot be described so, in words; empty where they can."""
-        found = [f"{name} {text}" for name, text in self.broken_structure()]
+        problems = [f"{name} {text}" for name, text in self.broken_structure()]
         channels = len(self.channel_mean)
         if channels > 1 and (len(record_shape) < 2 or record_shape[0] != channels):
-            found.append(f"channel_mean has {channels} numbers; records have shape {tuple(record_shape)}")
+            problems.append(f"channel_mean has {channels} numbers; records have shape {tuple(record_shape)}")
         words = {name: len(getattr(self, name)) for name in ("column_names", "units")}
         wrong = {name: count for name, count in words.items() if count and tuple(record_shape) != (count,)}
-        return found + [
+        return problems + [
             f"{name} has {count} words; records have shape {tuple(record_shape)}" for name, count in wrong.items()
         ]
 
@@ -140,8 +140,8 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
             # An end that both scales have tells nothing.
             below, above = np.abs(low - least) > near, np.abs(high - most) > near
             reached = (below & (lows <= least + near)) | (above & (highs >= most - near))
-            known = (below & (lows <= low + _AT_AN_END * width)) | (above & (highs >= high - _AT_AN_END * width))
-            if (within & reached).all() and not known.any():
+            explained = (below & (lows <= low + _AT_AN_END * width)) | (above & (highs >= high - _AT_AN_END * width))
+            if (within & reached).all() and not explained.any():
                 return (
                     f"the source's values fill the scale from {least:g} to {most:g} in each channel, {declared}{sure}"
                 )
@@ -155,14 +155,14 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
 
     def disagreements(self, own: DataContract) -> list[str]:
         """Where a team's own declaration of its source says otherwise, in words; what either leaves out agrees."""
-        found = []
+        lines = []
         for field in fields(self):
             theirs, ours = getattr(self, field.name), getattr(own, field.name)
             if theirs and ours and theirs != ours:
                 place = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), None)
                 first = "" if place is None else f", first {ours[place]!r} for {theirs[place]!r} (number {place})"
-                found.append(f"{field.name} differ: {len(ours)} of the source, {len(theirs)} of the hospital{first}")
-        return found
+                lines.append(f"{field.name} differ: {len(ours)} of the source, {len(theirs)} of the hospital{first}")
+        return lines
 
     def uncompared(self, own: DataContract | None = None) -> list[str]:
         """What a team's source is not held to because one of the two declares nothing, in words.
@@ -171,17 +171,17 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
             own: the team's declaration; by default none.
         """
         own = own or DataContract()
-        found = [] if self.value_range else [
+        missing = [] if self.value_range else [
             "the hospital declares no range of values, so the scale of your source was not compared with its records'"
         ]  # fmt: skip
         for name, of_whom in (("column_names", "columns"), ("units", "units"), ("class_names", "classes")):
             if (theirs := getattr(self, name)) and not getattr(own, name):
                 shown = ", ".join(theirs[:_SHOWN]) + ", ..." * (len(theirs) > _SHOWN)
-                found.append(
+                missing.append(
                     f"the hospital declares {of_whom} {shown}; you declared none (contract.{name}), so yours and their "
                     "order were not compared"
                 )
-        return found
+        return missing
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DataContract:
@@ -208,17 +208,17 @@ class DataContract(MessagePayload, message=pb.DataContract, field="contract"):
 
     def __str__(self) -> str:
         """One line."""
-        told = []
+        parts = []
         if self.value_range:
-            told.append("{:g} to {:g}".format(*self.value_range))
+            parts.append("{:g} to {:g}".format(*self.value_range))
         if self.channel_mean:
             shown = [", ".join(f"{v:g}" for v in values) for values in (self.channel_mean, self.channel_std)]
-            told.append(f"then less {shown[0]}, over {shown[1]}")
+            parts.append(f"then less {shown[0]}, over {shown[1]}")
         if self.column_names:
             units = self.units or ("",) * len(self.column_names)
-            told.append(", ".join(f"{c} ({u})" if u else c for c, u in zip(self.column_names, units, strict=True)))
+            parts.append(", ".join(f"{c} ({u})" if u else c for c, u in zip(self.column_names, units, strict=True)))
         elif self.units:
-            told.append(f"in {', '.join(self.units)}")
+            parts.append(f"in {', '.join(self.units)}")
         if self.class_names:
-            told.append(f"classes {', '.join(self.class_names)}")
-        return "; ".join(told) or "no range, names or units are declared"
+            parts.append(f"classes {', '.join(self.class_names)}")
+        return "; ".join(parts) or "no range, names or units are declared"

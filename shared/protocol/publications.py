@@ -169,10 +169,10 @@ class Publication:
         Raises:
             InvalidValue: one is none.
         """
-        told, run_id = self.message, self.message.run.run_id
+        message, run_id = self.message, self.message.run.run_id
         return (
-            decode_receipt(told.run.receipt, run_id=run_id, request_id=told.run_request_id),
-            decode_receipt(told.step.receipt, run_id=run_id, request_id=told.step_request_id),
+            decode_receipt(message.run.receipt, run_id=run_id, request_id=message.run_request_id),
+            decode_receipt(message.step.receipt, run_id=run_id, request_id=message.step_request_id),
         )
 
     def entries(self) -> list[SignedEntry]:
@@ -191,23 +191,23 @@ class Publication:
         Returns:
             One sentence for each disagreement.
         """
-        told = self.message
-        found = []
-        if told.description.ledger_public_key != public_key:
-            found.append(f"it names another ledger's key, {told.description.ledger_public_key.hex()}")
+        wire = self.message
+        problems = []
+        if wire.description.ledger_public_key != public_key:
+            problems.append(f"it names another ledger's key, {wire.description.ledger_public_key.hex()}")
         if not is_signed(Signed.PUBLICATION, self.content, self.signature, public_key):
-            found.append("it is not signed by the ledger's key, or was changed afterwards")
+            problems.append("it is not signed by the ledger's key, or was changed afterwards")
         try:
             proposal, release = self.proposal, self.release
             charge, answer = self.receipts()
         except (RequestInvalid, InvalidValue) as error:
-            return [*found, f"it is not whole: {error}"]
-        run_id = told.run.run_id
+            return [*problems, f"it is not whole: {error}"]
+        run_id = wire.run.run_id
         of_charge = receipt_problems(
             charge,
             public_key=public_key,
             run_id=run_id,
-            request_id=told.run_request_id,
+            request_id=wire.run_request_id,
             reply=None,
             step=0,
             request_digest=run_digest(proposal.parameters),
@@ -216,20 +216,20 @@ class Publication:
             answer,
             public_key=public_key,
             run_id=run_id,
-            request_id=told.step_request_id,
-            reply=told.step.step_release,
+            request_id=wire.step_request_id,
+            reply=wire.step.step_release,
             step=1,
             request_digest=step_digest(run_id=run_id, payload=proposal.payload),
         )
-        found += [f"the receipt of the charge: {text}" for text in of_charge]
-        found += [f"the receipt of the answer: {text}" for text in of_answer]
+        problems += [f"the receipt of the charge: {text}" for text in of_charge]
+        problems += [f"the receipt of the answer: {text}" for text in of_answer]
         if (release.run_id, release.step) != (run_id, 1):
-            found.append(f"its release is step {release.step} of run {release.run_id!r}, charged was run {run_id!r}")
-        if told.description.records != proposal.parameters.batch_size:
-            found.append(
-                f"its release is of {proposal.parameters.batch_size} records, described are {told.description.records}"
+            problems.append(f"its release is step {release.step} of run {release.run_id!r}, charged was run {run_id!r}")
+        if wire.description.records != proposal.parameters.batch_size:
+            problems.append(
+                f"its release is of {proposal.parameters.batch_size} records, described are {wire.description.records}"
             )
-        return found
+        return problems
 
 
 def is_publication(path: Path) -> bool:

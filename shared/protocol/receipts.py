@@ -91,7 +91,7 @@ def receipt_problems(
         ("request's SHA-256", receipt.request_digest, request_digest or receipt.request_digest),
     ]
     problems = [
-        f"its {what} is {stated!r}, expected {wanted!r}" for what, stated, wanted in expected if stated != wanted
+        f"its {what} is {stated!r}, expected {target!r}" for what, stated, target in expected if stated != target
     ]
     if not receipt.entry.signed_by(public_key):
         problems.append("its signature is not by the curator's ledger key, or is another request's")

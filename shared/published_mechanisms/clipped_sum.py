@@ -50,12 +50,12 @@ class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declar
                 self._step(run)
             except InvalidValue as error:
                 broken.append((f"{_FIELD}.sigma", str(error)))
-        field, known = f"{_FIELD}.parameters", facts.model.parameter_shapes
+        field, shapes = f"{_FIELD}.parameters", facts.model.parameter_shapes
         if not self.parameters or len(set(self.parameters)) != len(self.parameters):
             broken.append((field, "must name at least one parameter, each once"))
-        unknown = [name for name in self.parameters if name not in known]
+        unknown = [name for name in self.parameters if name not in shapes]
         if unknown:
-            some = ", ".join(sorted(known)[:20]) or "none"
+            some = ", ".join(sorted(shapes)[:20]) or "none"
             broken.append((field, f"{unknown[:5]} are no parameters of the extractor with a gradient; it has {some}"))
         size = facts.model.size(self.parameters)
         if size > limits.max_adapted_parameters:

@@ -20,24 +20,24 @@ class RecordsRefused(DataInvalid):
 
     Attributes:
         location: where the first offence is, for the operator's terminal only; empty if it has no location.
-        found: the values that were found, for the same eyes only.
+        values: those that were found, for the same eyes only.
     """
 
-    def __init__(self, text: str, *, location: str = "", found: Sequence[str] = ()) -> None:
+    def __init__(self, text: str, *, location: str = "", values: Sequence[str] = ()) -> None:
         super().__init__(text)
-        self.location, self.found = location, found
+        self.location, self.values = location, values
 
     def in_full(self) -> str:
         """The refusal with the location of the first offence, and what was found."""
-        more = f" and {len(self.found) - _SHOWN} more" * (len(self.found) > _SHOWN)
-        found = f" (found: {', '.join(map(repr, self.found[:_SHOWN]))}{more})" if self.found else ""
-        return str(self) + (f" (first at {self.location})" if self.location else "") + found
+        more = f" and {len(self.values) - _SHOWN} more" * (len(self.values) > _SHOWN)
+        values = f" (found: {', '.join(map(repr, self.values[:_SHOWN]))}{more})" if self.values else ""
+        return str(self) + (f" (first at {self.location})" if self.location else "") + values
 
 
-def no_such(name: str, known: Sequence[str]) -> str:
+def no_such(name: str, names: Sequence[str]) -> str:
     """What there is in the place of a name that is not there."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"it has {', '.join(map(repr, known))}" + "".join(f"; did you mean {each!r}?" for each in near)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"it has {', '.join(map(repr, names))}" + "".join(f"; did you mean {each!r}?" for each in near)
 
 
 @contextlib.contextmanager

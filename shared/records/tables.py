@@ -75,8 +75,8 @@ class TableSource:
     def batches(self) -> Iterator[Batch]:
         """See `Source`."""
         start = 0
-        wanted = [*self.columns, *([self._labels] if self._labels is not None else [])]
-        for table in self._tables(wanted):
+        names = [*self.columns, *([self._labels] if self._labels is not None else [])]
+        for table in self._tables(names):
             if not len(table):
                 continue
             columns = [self._values(table.column(i), name, start) for i, name in enumerate(self.columns)]
@@ -103,16 +103,16 @@ class TableSource:
         if twice:
             raise RecordsRefused(f"{self._path} names the columns {twice} more than once; rename them")
         chosen = columns or tuple(name for name in names if name != self._labels)
-        wanted = tuple(name for name in chosen if name != without)
-        missing = [name for name in (*wanted, *filter(None, (self._labels, without))) if name not in names]
+        values = tuple(name for name in chosen if name != without)
+        missing = [name for name in (*values, *filter(None, (self._labels, without))) if name not in names]
         if missing:
             raise RecordsRefused(f"{self._path} has no column {missing[0]!r}; {no_such(missing[0], names)}")
-        if not wanted or (self._labels in wanted) or len(set(wanted)) != len(wanted):
+        if not values or (self._labels in values) or len(set(values)) != len(values):
             raise RecordsRefused(
                 f"{self._path}: a record needs at least one column, each once, and the labels' is none of them; name "
                 f"them in {self._called('columns')}"
             )
-        return wanted
+        return values
 
     def _readable(self) -> AbstractContextManager[None]:
         foreign = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
@@ -124,13 +124,13 @@ class TableSource:
         first = next((table for table in self._tables(list(self.columns)) if len(table)), None)
         if first is None:
             raise RecordsRefused(f"{self._path} has no rows; needed are at least two records")
-        found = [self._values(first.column(i), name, 0) for i, name in enumerate(self.columns)]
-        if len(found) > 1 and any(column.ndim > 1 for column in found):
+        arrays = [self._values(first.column(i), name, 0) for i, name in enumerate(self.columns)]
+        if len(arrays) > 1 and any(column.ndim > 1 for column in arrays):
             raise RecordsRefused(
                 f"{self._path}: a column of lists stands for the whole record; name it alone in "
                 f"{self._called('columns')}"
             )
-        return len(found) if found[0].ndim == 1 else found[0].shape[1]
+        return len(arrays) if arrays[0].ndim == 1 else arrays[0].shape[1]
 
     def _tables(self, columns: list[str]) -> Iterator[Any]:
         """Record batches with these columns in this order."""

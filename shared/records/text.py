@@ -84,11 +84,11 @@ class CsvTable:
             )
             start = 0
             for batch in reader:
-                found = [
+                arrays = [
                     batch.column(i) if name == labels else self._numbers(batch.column(i), name, start)
                     for i, name in enumerate(columns)
                 ]
-                yield pa.record_batch(found, names=columns)
+                yield pa.record_batch(arrays, names=columns)
                 start += len(batch)
         except pa.ArrowInvalid:
             if not offences:

@@ -19,7 +19,7 @@ from dpswd.shared.sandbox.graph import ExtractorGraph, operation_of, tensor_name
 from dpswd.shared.sandbox.operations import Shape
 from dpswd.shared.sandbox.weights import check_weights
 
-KEPT_VALUES = 2**26
+CACHED_VALUES = 2**26
 """Up to so many intermediate numbers of a whole batch, `begin` keeps them for the gradients (about 750 MB with what
 autograd adds); beyond, they are computed twice."""
 CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
@@ -65,14 +65,14 @@ class ForwardPass:
         if not len(records):
             raise InvalidValue("a forward pass needs at least one record")
         self._chunks = torch.split(records, chunk_size)
-        self._kept: list[tuple[Tensor, list[Tensor]]] = []
+        self._graphs: list[tuple[Tensor, list[Tensor]]] = []
         outputs = []
         for chunk in self._chunks:
             with torch.set_grad_enabled(keep):
                 out, copies = self._forward(chunk)
             outputs.append(out.detach())
             if keep:
-                self._kept.append((out, copies))
+                self._graphs.append((out, copies))
         self.outputs = torch.cat(outputs)
 
     def gradients(self, cotangents: Tensor) -> Tensor:
@@ -91,13 +91,13 @@ class ForwardPass:
         """
         if cotangents.shape != self.outputs.shape:
             raise InvalidValue(f"cotangents must have the outputs' shape {tuple(self.outputs.shape)}")
-        kept, self._kept = self._kept, []
+        graphs, self._graphs = self._graphs, []
         parts = []
         of_chunks = torch.split(cotangents, len(self._chunks[0]))
         for position, (chunk, rows) in enumerate(zip(self._chunks, of_chunks, strict=True)):
-            if kept:
-                out, copies = kept[position]
-                kept[position] = (out.detach(), [])  # lets the graph go as soon as it is used
+            if graphs:
+                out, copies = graphs[position]
+                graphs[position] = (out.detach(), [])  # lets the graph go as soon as it is used
             else:
                 with torch.enable_grad():
                     out, copies = self._forward(chunk)
@@ -213,15 +213,15 @@ class Extractor:
         Raises:
             InvalidValue: there are no records, or they are of another shape or type; the names are not declarable.
         """
-        wanted = self.gradient_shapes(names)
+        shapes = self.gradient_shapes(names)
         x = self._place(records)
         weights = self._with(parameters)
         return ForwardPass(
             evaluate=self._evaluator(weights),
             records=x,
-            declared={name: weights[name] for name in wanted},
-            chunk_size=self._chunk(len(x), chunk_size, declared=wanted),
-            keep=len(x) * (self.graph.cost.activations + _numbers(wanted)) <= KEPT_VALUES,
+            declared={name: weights[name] for name in shapes},
+            chunk_size=self._chunk(len(x), chunk_size, declared=shapes),
+            keep=len(x) * (self.graph.cost.activations + _numbers(shapes)) <= CACHED_VALUES,
         )
 
     def _evaluator(self, weights: Mapping[str, Tensor]) -> Callable[[Tensor, dict[str, Tensor]], Tensor]:
@@ -238,8 +238,8 @@ class Extractor:
         Raises:
             InvalidValue: unknown, repeated or no names, or one that no gradient reaches.
         """
-        known = self.graph.parameter_shapes
-        unknown = [name for name in names if name not in known]
+        shapes = self.graph.parameter_shapes
+        unknown = [name for name in names if name not in shapes]
         if unknown or len(set(names)) != len(names) or not names:
             raise InvalidValue(
                 f"declare trainable tensors of the graph, each once and at least one; unknown: {unknown[:5]}"
@@ -248,13 +248,13 @@ class Extractor:
             raise InvalidValue(
                 f"no gradient reaches {cut[:5]}: an embedding or a comparison stands behind; declare what is after it"
             )
-        return {name: known[name] for name in names}
+        return {name: shapes[name] for name in names}
 
     def default_chunk_size(self, declared: Mapping[str, Shape] | None = None) -> int:
         """Records whose intermediate values, and own copies of the declared tensors, together fit the caches."""
         cost = self.graph.cost
         caches = CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"])
-        fit = max(caches, min(STEP_VALUES * cost.steps, KEPT_VALUES)) // (cost.activations + _numbers(declared or {}))
+        fit = max(caches, min(STEP_VALUES * cost.steps, CACHED_VALUES)) // (cost.activations + _numbers(declared or {}))
         return max(1, min(fit, SCRATCH_VALUES // max(1, cost.workspace)))
 
     def _chunk(self, records: int, chunk_size: int | None, *, declared: Mapping[str, Shape] | None = None) -> int:
@@ -330,11 +330,11 @@ def check_row_independence(extractor: Extractor) -> None:
     )
 
     def outputs(records: Tensor) -> list[Tensor]:
-        found = [extractor.features(records, chunk_size=rows)[others]]
+        parts = [extractor.features(records, chunk_size=rows)[others]]
         if names:
             forward = extractor.begin(records, names, chunk_size=rows)
-            found.append(forward.gradients(forward.outputs)[others])
-        return found
+            parts.append(forward.gradients(forward.outputs)[others])
+        return parts
 
     reference = outputs(batch)
     for replacement in perturbed:

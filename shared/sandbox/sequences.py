@@ -88,14 +88,14 @@ def _embedding(x: Sequence[Tensor], at: Attributes, w: Mapping[str, Tensor]) -> 
     return (x[0].unsqueeze(-1) == places).to(w["weight"].dtype) @ w["weight"]
 
 
-def _found_shape(inputs: Sequence[Shape], _at: Attributes) -> Shape:
+def _look_up_shape(inputs: Sequence[Shape], _at: Attributes) -> Shape:
     table, places = inputs
     if len(table) != 2 or len(places) != 1:
         raise InvalidValue(f"rows are looked up in a table of two sides at places of one, got {table} and {places}")
     return (places[0], table[1])
 
 
-def _found(x: Sequence[Tensor], _at: Attributes, _w: Mapping[str, Tensor]) -> Tensor:
+def _look_up(x: Sequence[Tensor], _at: Attributes, _w: Mapping[str, Tensor]) -> Tensor:
     rows = torch.arange(x[0].shape[0], device=x[0].device, dtype=x[1].dtype)
     return (x[1].unsqueeze(-1) == rows).to(x[0].dtype) @ x[0]
 
@@ -143,8 +143,8 @@ def _recurrent(name: str, about: str, gates: int, step: steady.Step) -> Operatio
         outputs = []
         parts = given.unbind()  # once and for all: backwards, each index would make zeros for the whole sequence
         for part in reversed(parts) if at["reverse"] else parts:
-            kept = functional.linear(states[0], w[f"weight_hh_{end}"], w.get(f"bias_hh_{end}"))
-            states = step(part, kept, states)
+            recurrent = functional.linear(states[0], w[f"weight_hh_{end}"], w.get(f"bias_hh_{end}"))
+            states = step(part, recurrent, states)
             outputs.append(states[0])
         return torch.stack(outputs[::-1] if at["reverse"] else outputs)
 
@@ -238,8 +238,8 @@ SEQUENCES: tuple[Operation, ...] = (
     Operation(
         name="look_up",
         about="a tensor of one's own at the places of a buffer: table[self.index] (relative positions)",
-        shape=_found_shape,
-        apply=_found,
+        shape=_look_up_shape,
+        apply=_look_up,
         work=lambda inputs, out, _a: 2 * math.prod(out) * inputs[0][0],
         inner=lambda inputs, out, _a: 2 * inputs[0][0] * out[0],
         inputs=(2, 2),

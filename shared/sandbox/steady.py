@@ -159,28 +159,28 @@ Step = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 """(what the input gives to all gates, what the state gives, states) -> new states, the output first."""
 
 
-def rnn_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
+def rnn_step(given: Tensor, past: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
     """Elman 1990, as torch computes it."""
-    return (tanh(given + kept),)
+    return (tanh(given + past),)
 
 
-def rnn_relu_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
+def rnn_relu_step(given: Tensor, past: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
     """The same with relu."""
-    return (torch.relu(given + kept),)
+    return (torch.relu(given + past),)
 
 
-def gru_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def gru_step(given: Tensor, past: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Cho et al. 2014, as torch computes it: reset, update and new gate."""
     (h,) = states
-    (r_x, z_x, n_x), (r_h, z_h, n_h) = given.chunk(3), kept.chunk(3)
+    (r_x, z_x, n_x), (r_h, z_h, n_h) = given.chunk(3), past.chunk(3)
     reset, update = torch.sigmoid(r_x + r_h), torch.sigmoid(z_x + z_h)
     new = tanh(n_x + reset * n_h)
     return (new + update * (h - new),)
 
 
-def lstm_step(given: Tensor, kept: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def lstm_step(given: Tensor, past: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Hochreiter & Schmidhuber 1997, as torch computes it: input, forget, cell and output gate."""
     _, cell = states
-    i, f, g, o = (given + kept).chunk(4)
+    i, f, g, o = (given + past).chunk(4)
     cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * tanh(g)
     return torch.sigmoid(o) * tanh(cell), cell

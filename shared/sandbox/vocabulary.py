@@ -93,10 +93,10 @@ def _adaptive_pool(function: Callable[..., Tensor], form: str, dimensions: int) 
 
 
 def _reshape_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
-    wanted: Shape = at["shape"]
-    if math.prod(wanted) != math.prod(inputs[0]):
-        raise InvalidValue(f"cannot reshape {inputs[0]} to {wanted}: the number of values differs")
-    return wanted
+    target: Shape = at["shape"]
+    if math.prod(target) != math.prod(inputs[0]):
+        raise InvalidValue(f"cannot reshape {inputs[0]} to {target}: the number of values differs")
+    return target
 
 
 def _concatenated(inputs: Sequence[Shape], _at: Attributes) -> Shape:

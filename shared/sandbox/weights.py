@@ -78,9 +78,9 @@ def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor
     """The tensors of a traced module that its graph names, detached."""
     state = dict(module.named_buffers(remove_duplicate=False)) | module.state_dict()  # buffers need not persist
     _check_names(set(state) & set(graph.tensor_shapes), set(graph.tensor_shapes))
-    found = {name: state[name].detach() for name in graph.tensor_shapes}
+    tensors = {name: state[name].detach() for name in graph.tensor_shapes}
     exact = (torch.bool, torch.int32, torch.int64)  # truths and places are numbers in a graph
-    return {name: tensor.float() if tensor.dtype in exact else tensor for name, tensor in found.items()}
+    return {name: tensor.float() if tensor.dtype in exact else tensor for name, tensor in tensors.items()}
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
@@ -110,9 +110,9 @@ def _check_header(header: bytes, shapes: Mapping[str, Shape]) -> None:
             raise InvalidValue(f"{name} must be F32")
 
 
-def _check_names(names: set[str], wanted: set[str]) -> None:
-    if names != wanted:
-        missing, surplus = sorted(wanted - names)[:5], len(names - wanted)
+def _check_names(names: set[str], expected: set[str]) -> None:
+    if names != expected:
+        missing, surplus = sorted(expected - names)[:5], len(names - expected)
         raise InvalidValue(f"weights must be exactly the graph's tensors; missing {missing}, not asked for: {surplus}")
 
 

@@ -112,10 +112,10 @@ def test_auto_is_the_smallest_guarantee() -> None:
 
 
 def test_the_ratios_that_the_first_page_tells_belong_to_the_sigmas() -> None:
-    told = {"M-U": (11, 18, 459), "U-M": (11, 16, 610)}
+    shown = {"M-U": (11, 18, 459), "U-M": (11, 16, 610)}
     said = "11, 18 and 459 times smaller than by the published recipe on M-U (U-M: 11, 16 and\n610)"
     assert said in PAGE.with_name("README.md").read_text(encoding="utf-8")
-    for setting, expected in told.items():
+    for setting, expected in shown.items():
         published, ours = (sigmas(setting, column) for column in ("bernstein-published", "auto"))
         ratios = [theirs / own for theirs, own in zip(published, ours, strict=True)]
         assert ratios == pytest.approx(expected, rel=8e-3, abs=0.5)

@@ -15,8 +15,8 @@ import pytest
 from scipy.stats import norm
 
 from benchmarks.audit import bounds
-from benchmarks.audit.faults import FAULTS, HONEST
-from benchmarks.audit.known_means import ATTACKS
+from benchmarks.audit.faults import FAULTLESS, FAULTS
+from benchmarks.audit.means import ATTACKS
 from benchmarks.audit.report import Setup, page
 from benchmarks.audit.trials import Audit
 from dpswd.shared.accounting import pld
@@ -30,7 +30,7 @@ COEFFICIENTS = dataclasses.replace(BY_NAME["coefficients"], epsilon=6.0)
 GRADIENT = BY_NAME["gradient"]
 GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
 POINTS = dataclasses.replace(BY_NAME["generated points"], epsilon=4.0)
-KNOWN = [
+STATISTICS = [
     dataclasses.replace(BY_NAME[name], epsilon=3.0)
     for name in ("class statistics", "score statistics", "distributions", "evaluation", "labelled gradient", "critic")
 ]
@@ -51,11 +51,11 @@ def mocked():
 @pytest.mark.statistical
 @pytest.mark.end_to_end
 class TestLiveCurators:
-    def test_no_bound_lies_above_the_honest_claim(self, audit):
-        found = honest(audit, [COEFFICIENTS, GRADIENT], 120)
-        assert all(1.0 < one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in found)
-        text = page({HONEST: found}, [COEFFICIENTS, GRADIENT], Setup("test", 0.02, ALPHA, 0.1, process=False))
-        assert text.count("| no |") == len(found)
+    def test_no_bound_lies_above_the_claim_without_a_fault(self, audit):
+        results = audited_unbroken(audit, [COEFFICIENTS, GRADIENT], 120)
+        assert all(1.0 < one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in results)
+        text = page({FAULTLESS: results}, [COEFFICIENTS, GRADIENT], Setup("test", 0.02, ALPHA, 0.1, process=False))
+        assert text.count("| no |") == len(results)
 
     @pytest.mark.parametrize(
         ("fault", "attack", "trials"),
@@ -73,13 +73,13 @@ class TestLiveCurators:
 
     @pytest.mark.exhaustive
     def test_no_bound_lies_above_the_claim_for_generated_points(self, audit):
-        honest(audit, [POINTS], 200)
+        audited_unbroken(audit, [POINTS], 200)
 
     @pytest.mark.exhaustive  # make test looks at the samples themselves: test_every_step_takes_a_sample_of_its_own
     def test_a_reused_sample_is_caught_and_a_fresh_one_is_not(self, audit):
         reused = audit.audit("sample reused across steps", [SAMPLES], trials=lambda _: 70)
         assert any(one.caught for one in reused), reused
-        honest(audit, [SAMPLES], 20)
+        audited_unbroken(audit, [SAMPLES], 20)
 
 
 @pytest.mark.statistical
@@ -89,7 +89,7 @@ class TestEveryMechanism:
     @pytest.mark.parametrize(
         ("attack", "trials"),
         [
-            *((one, 160) for one in KNOWN),
+            *((one, 160) for one in STATISTICS),
             *(pytest.param(one, 900, marks=pytest.mark.exhaustive) for one in LABELLED),
         ],
         ids=lambda value: value.name.replace(" ", "-") if hasattr(value, "name") else None,
@@ -97,15 +97,15 @@ class TestEveryMechanism:
     @pytest.mark.long
     def test_the_claim_holds_and_a_quarter_of_the_noise_is_caught(self, mocked, attack, trials):
         """A quarter: half of it takes thousands of trials to catch surely, for the page's command."""
-        found = honest(mocked, [attack], 40)
-        assert all(one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in found)
+        results = audited_unbroken(mocked, [attack], 40)
+        assert all(one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in results)
         assert any(mocked.audit("noise quartered", [attack], trials=lambda _: trials)[0].caught for _ in range(3))
 
     @pytest.mark.parametrize(
         "attack",
         [
             pytest.param(one, marks=pytest.mark.exhaustive)
-            for one in KNOWN
+            for one in STATISTICS
             if one.name in FAULTS["clipped for additions"].attacks
         ],
         ids=lambda one: one.name.replace(" ", "-"),
@@ -115,24 +115,24 @@ class TestEveryMechanism:
 
     @pytest.mark.long
     def test_no_bound_lies_above_the_claim_of_labelled_releases(self, mocked):
-        honest(mocked, LABELLED, 40)
+        audited_unbroken(mocked, LABELLED, 40)
 
     def test_no_mechanism_is_without_an_attack(self):
         assert {attack.mechanism for attack in ATTACKS} == set(ALL_MECHANISMS)
 
 
-def honest(audit, attacks, trials):
+def audited_unbroken(audit, attacks, trials):
     """An audit of the honest curator that alarms for nothing, or does so only once."""
     for _ in range(2):
-        found = audit.audit(HONEST, attacks, trials=lambda _: trials)
-        if not any(one.caught for one in found):
+        results = audit.audit(FAULTLESS, attacks, trials=lambda _: trials)
+        if not any(one.caught for one in results):
             break
-    assert not any(one.caught for one in found), found
-    return found
+    assert not any(one.caught for one in results), results
+    return results
 
 
 def test_every_fault_is_tested_here():
-    tested = {HONEST, "sample reused across steps", "clipped for additions", "noise quartered"}
+    tested = {FAULTLESS, "sample reused across steps", "clipped for additions", "noise quartered"}
     for mark in TestLiveCurators.test_a_broken_curator_is_caught.pytestmark:
         if mark.name == "parametrize":
             tested |= {getattr(case, "values", case)[0] for case in mark.args[1]}
@@ -161,19 +161,19 @@ class TestBounds:
         best, wrong = 0.0, 0
         for _ in range(200):
             null, other = generator.normal(size=400), generator.normal(mu, size=400)
-            found = bounds.evidence(null, other, delta=delta, alpha=0.01)
-            wrong += found.epsilon > exact
-            best = max(best, found.epsilon)
+            results = bounds.evidence(null, other, delta=delta, alpha=0.01)
+            wrong += results.epsilon > exact
+            best = max(best, results.epsilon)
         assert wrong <= 9
         assert best > 0.2 * exact or mu < 1.0
-        found = bounds.evidence(null, other, delta=delta, alpha=0.01, centred=True)
-        lower = bounds.noise_bound(found, lambda factor: bounds.divided(event, factor), delta)
+        results = bounds.evidence(null, other, delta=delta, alpha=0.01, centred=True)
+        lower = bounds.noise_bound(results, lambda factor: bounds.divided(event, factor), delta)
         assert 0.3 * exact < lower <= exact or mu < 1.0
 
     def test_scores_that_are_smaller_for_the_neighbour_count_as_well(self):
         null, other = np.full(200, 5.0), np.full(200, -5.0)
-        found = bounds.evidence(null, other, delta=0.02, alpha=0.01)
-        assert found.epsilon > 2.0
+        results = bounds.evidence(null, other, delta=0.02, alpha=0.01)
+        assert results.epsilon > 2.0
         same = bounds.evidence(null, null, delta=0.02, alpha=0.01)
         assert same.epsilon == 0.0
 
@@ -188,9 +188,9 @@ class TestBounds:
         event = _gaussian(0.7)
         rate = 0.1
         reached = norm.sf(norm.isf(rate) - 1.4)  # half the noise: twice the shift
-        found = bounds.Evidence(0.0, 0.02, rate, reached, 1, 0.01)
+        results = bounds.Evidence(0.0, 0.02, rate, reached, 1, 0.01)
         expected = pld.epsilon(_gaussian(1.4).step, 1, 0.02)
-        lower = bounds.noise_bound(found, lambda factor: bounds.divided(event, factor), 0.02)
+        lower = bounds.noise_bound(results, lambda factor: bounds.divided(event, factor), 0.02)
         assert expected * 0.93 < lower <= expected * 1.001
 
 

@@ -21,8 +21,8 @@ def test_the_page_tells_the_distances_on_file():
         for one in records.read(generate_fid.RESULTS)
         if (one["data"], one["epsilon"]) in (("mnist", 1.0), ("mnist", None))
     }
-    told = [on_file[name] for name in ("dp-merf", "matching 10", "matching 0", "real training images")]
-    assert [figure for figure in re.findall(r"\d+\.\d\d", PAGE) if figure in told] == told
+    expected = [on_file[name] for name in ("dp-merf", "matching 10", "matching 0", "real training images")]
+    assert [figure for figure in re.findall(r"\d+\.\d\d", PAGE) if figure in expected] == expected
 
 
 def test_the_page_holds_the_rows_of_the_peer():

@@ -67,12 +67,12 @@ def test_a_release_has_the_noise_of_its_relation(relation):
     assert _delta(moved / declared.sigma, 1.0) == pytest.approx(1e-4, rel=1e-2)
     drawn = []
     for seed in range(40):
-        known, price = released(
+        statistics, price = released(
             site, Clinical().eval(), classes=2, epsilon=1.0, delta=1e-4, seed=seed, method=method, relation=relation
         )  # fmt: skip
         assert (0.999 < price <= 1.0) == (relation == REPLACE)
-        assert known.feature_variance == pytest.approx(declared.sigma**2 / 2)
-        drawn.append(known.features[0] - known.features[1])
+        assert statistics.feature_variance == pytest.approx(declared.sigma**2 / 2)
+        drawn.append(statistics.features[0] - statistics.features[1])
     spread = np.stack(drawn).var(axis=0).mean()
     assert spread == pytest.approx(2.0 * declared.sigma**2, rel=0.45)
     same, _ = released(

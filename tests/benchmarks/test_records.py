@@ -33,16 +33,16 @@ def test_a_run_measures_anew_and_compares(tmp_path, monkeypatch, capsys):
     before = stored.read_bytes()
     jobs = [({"seed": seed}, lambda: {"delivered": {"accuracy": 91.5}}) for seed in (0, 1)]
     records.Rows(stored).run(jobs)
-    told = capsys.readouterr().out
-    assert "2 runs, written to measured/stored.json; those on file took 2 min" in told
-    assert "delivered accuracy 91.5 (on file 90)" in told
+    output = capsys.readouterr().out
+    assert "2 runs, written to measured/stored.json; those on file took 2 min" in output
+    assert "delivered accuracy 91.5 (on file 90)" in output
     assert stored.read_bytes() == before
     assert len(records.read(tmp_path / "measured" / "stored.json")) == 2
     records.Rows(stored).run(jobs)
     assert "0 runs" in capsys.readouterr().out
 
 
-def test_what_cannot_be_measured_is_left_out_and_the_time_is_kept(tmp_path):
+def test_what_cannot_be_measured_is_left_out_and_the_time_stays(tmp_path):
     own = tmp_path / "own.json"
     rows = records.Rows(tmp_path / "none.json", own)
     rows.run([({"seed": 0}, lambda: None), ({"seed": 1}, lambda: {"accuracy": 1.0})])

@@ -106,6 +106,6 @@ def test_pages_on_file_are_current():
     assert len(shown) >= 8
 
 
-def test_the_seeds_of_a_task_are_told_with_their_gap():
+def test_the_seeds_of_a_task_are_listed_with_their_gap():
     runs = [digits_run(), digits_run(method="non-private", epsilon=float("inf"), steps=2000, accuracy=100.0)]
     assert "| 0.5 | steps 1 | 90.0 (one seed) | 50% | 90.0 | 1 |" in digits.table(runs)

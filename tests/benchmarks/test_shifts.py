@@ -80,15 +80,15 @@ def test_a_summary_counts_what_it_says():
         run("fashion", "adapted by a view", -2.0),
         run("usps", "priors corrected", -4.0),
     ]
-    found = summary(runs)
-    assert found["cells"] == 4
-    assert found["share_above_minus_1"] == 0.5
-    assert found["share_above_minus_3"] == 0.75
-    assert found["worst"] == -4.0
-    assert found["gained_where_adapted"] == pytest.approx(1 / 3, abs=1e-4)
-    assert found["held_out"]["cells"] == 3
+    counts = summary(runs)
+    assert counts["cells"] == 4
+    assert counts["share_above_minus_1"] == 0.5
+    assert counts["share_above_minus_3"] == 0.75
+    assert counts["worst"] == -4.0
+    assert counts["gained_where_adapted"] == pytest.approx(1 / 3, abs=1e-4)
+    assert counts["held_out"]["cells"] == 3
     assert summary([])["gained_where_adapted"] is None
-    assert math.isclose(found["mean_gain"], -0.25)
+    assert math.isclose(counts["mean_gain"], -0.25)
     assert "| usps | half | 1 | 0 | 1 | 0 | 80.0 | 76.0 | -4.0 |" in table(runs)
     assert "hundred times rarer ones | " in page(runs, [], [])
 
@@ -103,7 +103,7 @@ def test_the_page_on_file_is_current():
     )
 
 
-def test_compositions_are_told_by_what_they_are_and_by_what_changed():
+def test_compositions_are_listed_by_what_they_are_and_by_what_changed():
     numbers = {outside: next(n for n in range(40) if Composed(n).outside is outside) for outside in (True, False)}
 
     def of(outside: bool, n: int, outcome: str, adapted: float) -> dict[str, object]:
@@ -112,12 +112,12 @@ def test_compositions_are_told_by_what_they_are_and_by_what_changed():
 
     view = "adapted by a view"
     runs = [of(True, 200, view, 90.0), of(False, 2000, view, 78.0), of(False, 4000, "kept", 80.0)]
-    told = composed_table(runs)
-    assert "| all | 3 | 2 | +4.0 | -2.0 | 1 |" in told
-    assert "| no view can | 1 | 1 | +10.0 | +10.0 | 0 |" in told
-    assert "| a view can express it | 2 | 1 | -2.0 | -2.0 | 1 |" in told
-    assert "| n x epsilon below 1,000 | 1 | 1 | +10.0 | +10.0 | 0 |" in told
-    assert "| 10,000 and more | 1 | 0 | none | none | 0 |" in told
+    table = composed_table(runs)
+    assert "| all | 3 | 2 | +4.0 | -2.0 | 1 |" in table
+    assert "| no view can | 1 | 1 | +10.0 | +10.0 | 0 |" in table
+    assert "| a view can express it | 2 | 1 | -2.0 | -2.0 | 1 |" in table
+    assert "| n x epsilon below 1,000 | 1 | 1 | +10.0 | +10.0 | 0 |" in table
+    assert "| 10,000 and more | 1 | 0 | none | none | 0 |" in table
 
 
 def test_compositions_are_many_and_none_of_the_battery():

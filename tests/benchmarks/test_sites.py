@@ -28,29 +28,29 @@ def test_measures_of_a_calibrated_law():
     rng = np.random.default_rng(1)
     chance = rng.uniform(size=200_000)
     labels = (rng.uniform(size=200_000) < chance).astype(np.int64)
-    found = sites.measured(np.stack([1.0 - chance, chance], axis=1), labels)
-    assert found["accuracy"] == pytest.approx(75.0, abs=0.6)  # six deviations of a count
-    assert found["log_loss"] == pytest.approx(0.5, abs=0.01)
-    assert found["calibration_error"] < 0.02
+    measures = sites.measured(np.stack([1.0 - chance, chance], axis=1), labels)
+    assert measures["accuracy"] == pytest.approx(75.0, abs=0.6)  # six deviations of a count
+    assert measures["log_loss"] == pytest.approx(0.5, abs=0.01)
+    assert measures["calibration_error"] < 0.02
     wrong = sites.measured(np.stack([chance, 1.0 - chance], axis=1), labels)
     assert wrong["calibration_error"] > 0.4
-    assert wrong["auc"] == pytest.approx(100.0 - found["auc"])
+    assert wrong["auc"] == pytest.approx(100.0 - measures["auc"])
 
 
 def row(site, fall, **changed):
     good = dict.fromkeys(("accuracy", "auc"), 70.0) | {"log_loss": 0.6, "calibration_error": 0.1}
-    told = {"table": "stroke", "site": site, "epsilon": 1.0, "seed": 0, "records": 300, "outcome": "adapted"}
-    return told | {"source": good, "own_labels": good, "delivered": good | {"log_loss": 0.6 - fall}} | changed
+    defaults = {"table": "stroke", "site": site, "epsilon": 1.0, "seed": 0, "records": 300, "outcome": "adapted"}
+    return defaults | {"source": good, "own_labels": good, "delivered": good | {"log_loss": 0.6 - fall}} | changed
 
 
 def test_the_summary_takes_means_over_sites_and_counts_what_is_worse():
-    told = sites.summary([row("north", 0.1), row("south", -0.03, records=900, outcome="kept")])
-    assert told["stroke 1"]["log_loss"] == pytest.approx(0.565)
-    assert told["stroke 1"]["by_record"]["log_loss"] == pytest.approx(0.5 * 0.25 + 0.63 * 0.75)
-    assert told["stroke 1"]["kept"] == 1
-    assert (told["site_runs"], told["share_worse"]) == (2, 0.5)
-    assert told["worst"] == pytest.approx(0.03)
-    assert "| stroke | delivered, epsilon 1 | 70.0 | 0.565 | 70.0 | 0.100 |" in "\n".join(sites.lines(told))
+    counts = sites.summary([row("north", 0.1), row("south", -0.03, records=900, outcome="kept")])
+    assert counts["stroke 1"]["log_loss"] == pytest.approx(0.565)
+    assert counts["stroke 1"]["by_record"]["log_loss"] == pytest.approx(0.5 * 0.25 + 0.63 * 0.75)
+    assert counts["stroke 1"]["kept"] == 1
+    assert (counts["site_runs"], counts["share_worse"]) == (2, 0.5)
+    assert counts["worst"] == pytest.approx(0.03)
+    assert "| stroke | delivered, epsilon 1 | 70.0 | 0.565 | 70.0 | 0.100 |" in "\n".join(sites.lines(counts))
     with pytest.raises(SystemExit, match="no results on file"):
         sites.summary([])
 

@@ -79,11 +79,11 @@ class Proxy:
 
             def do_GET(self) -> None:
                 outer.asked.append(f"GET {self.path}")
-                found = outer.folder / self.path.split("#")[0].strip("/")
-                found = found / "index.html" if found.is_dir() else found
-                body = found.read_bytes() if found.is_file() else b""
-                self.send_response(200 if found.is_file() else 404)
-                self.send_header("Content-Type", "text/html" if found.suffix == ".html" else "application/octet-stream")
+                file = outer.folder / self.path.split("#")[0].strip("/")
+                file = file / "index.html" if file.is_dir() else file
+                body = file.read_bytes() if file.is_file() else b""
+                self.send_response(200 if file.is_file() else 404)
+                self.send_header("Content-Type", "text/html" if file.suffix == ".html" else "application/octet-stream")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -131,7 +131,7 @@ def outside(proxy: Proxy, *words: object, trusted: bool = True, **arguments: str
 
 
 @pytest.mark.long
-def test_pip_goes_through_the_proxy_to_the_index_and_trusts_its_ca_alone_when_told(proxy, tmp_path):
+def test_pip_goes_through_the_proxy_to_the_index_and_trusts_its_ca_alone_on_request(proxy, tmp_path):
     pip = ("run", sys.executable, "-m", "pip", "download", "--no-cache-dir", "--no-deps", "--retries", "0")
     asked = (*pip, "--dest", tmp_path, "tiny==1.0")
     index = f"https://{HOST}/simple"

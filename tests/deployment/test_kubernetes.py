@@ -51,8 +51,8 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
 
 
 def named(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [document for document in of_kind(kind) if document["metadata"]["name"] == name]
-    return found
+    (match,) = [document for document in of_kind(kind) if document["metadata"]["name"] == name]
+    return match
 
 
 def templates() -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ STATEFUL = named("StatefulSet", "dpswd-curator")
 CURATOR = STATEFUL["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_every_document_is_of_a_known_kind_in_the_namespace_under_a_name_of_its_own() -> None:
+def test_every_document_is_of_a_kubernetes_kind_in_the_namespace_under_a_name_of_its_own() -> None:
     seen = set()
     for file, document in documents():
         assert document["apiVersion"] == VERSIONS[document["kind"]], file
@@ -167,8 +167,8 @@ def test_commands_and_options_exist(kind) -> None:
     name, *options = document["spec"]["template"]["spec"]["containers"][0]["args"]
     command = curator_cli.get_command(click.Context(curator_cli), name)
     assert command is not None
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert {option.split("=")[0] for option in options} <= known
+    accepted = {option for parameter in command.params for option in parameter.opts}
+    assert {option.split("=")[0] for option in options} <= accepted
 
 
 def test_the_probes_ask_by_the_images_own_check() -> None:

@@ -50,8 +50,8 @@ def test_an_expression_names_metrics_and_labels_that_exist(place, expression):
     selectors = re.findall(r"([a-z_]+)?\{([^}]*)\}", expression)
     for metric, selector in selectors:
         for label, value in re.findall(r'([a-z_]+)\s*[!=]~?\s*"([^"]*)"', selector):
-            known = CATALOGUE[re.sub(r"_(bucket|sum|count)$", "", metric)].labels if metric != "up" else ()
-            assert label in {*known, "job", "instance"}, place
+            labels = CATALOGUE[re.sub(r"_(bucket|sum|count)$", "", metric)].labels if metric != "up" else ()
+            assert label in {*labels, "job", "instance"}, place
             if label == "outcome":
                 assert set(value.split("|")) <= OUTCOMES, place
             if label == "scope":

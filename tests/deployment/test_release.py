@@ -105,10 +105,10 @@ def test_a_tag_that_is_not_the_version_or_has_no_changes_or_another_list_is_refu
         release.hold_tag("v0.1.0", tmp_path / "tagged")
 
 
-def test_each_release_is_told_in_few_lines():
-    told = release.sections((ROOT / "CHANGELOG.md").read_text())
-    assert "Unreleased" in told
-    long = {version: len(lines) for version, lines in told.items() if len(lines) >= MOST_LINES}
+def test_each_release_takes_few_lines():
+    sections = release.sections((ROOT / "CHANGELOG.md").read_text())
+    assert "Unreleased" in sections
+    long = {version: len(lines) for version, lines in sections.items() if len(lines) >= MOST_LINES}
     assert not long, f"a release is told in fewer than {MOST_LINES} lines: {long}"
     assert max(map(len, (ROOT / "CHANGELOG.md").read_text().splitlines())) <= 160, "a line is a line"
 

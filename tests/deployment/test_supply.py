@@ -113,11 +113,11 @@ def test_two_versions_of_one_package_are_refused(tmp_path):
 def test_the_report_names_the_list_and_what_differs_from_it(monkeypatch):
     digest = hashlib.sha256(bom.LIST.read_bytes()).hexdigest()
     assert report._dependencies() == digest
-    found = importlib.metadata.distributions
+    installed = importlib.metadata.distributions
 
     class Other:
         name, version = "NumPy", "0.1"
 
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: [*found(), Other()])
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: [*installed(), Other()])
     assert report._dependencies() == f"{digest}; installed in other versions: numpy 0.1"
     assert f"{digest}; installed" in dict(report._health(mock.Mock(verified=None, backed_up=None))).popitem()[1]

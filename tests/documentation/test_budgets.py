@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 
+import click
 import pytest
 
 from benchmarks import first_contact
+from dpswd.private_curator.cli.main import main as curator
+from dpswd.public_client.cli.main import main as client
 
 BUDGETS = {
     "words": 68_200,  # 70,000
@@ -55,3 +58,41 @@ def test_the_glossary_is_in_order_and_says_each_word_once():
     words = re.findall(r"^- \*\*(.+?)\*\*: ", GLOSSARY.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(words) >= 50
     assert words == sorted(set(words), key=str.lower)
+
+
+def test_pages_are_of_four_kinds():
+    assert list(first_contact.kinds()) == ["Install", "Tutorials", "How-to", "Reference", "Background"]
+
+
+@pytest.mark.parametrize("page", first_contact.pages(), ids=lambda page: page.stem)
+def test_no_page_opens_with_how_it_was_made(page):
+    opening = next(first_contact.paragraphs(page.read_text(encoding="utf-8")), "")
+    assert not re.search(r"python -m|\b(generated|written|produced) by\b", opening)
+
+
+def typed(command: click.Command) -> set[str]:
+    """Names of commands and options below a command, those of one letter and hidden ones included."""
+    names = {word.strip("-") for each in command.params for word in getattr(each, "opts", ())}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            names |= {name} | typed(command.get_command(context, name))
+    return names
+
+
+def test_one_word_is_typed_for_one_idea():
+    """An operator gives a reason, a team a purpose, and a name is that of a client; what happened is the history."""
+    of_curator, of_client = typed(curator), typed(client)
+    assert {"reason", "purpose", "client", "clients", "history", "approve", "renew"} <= of_curator
+    assert {"purpose", "init", "renew"} <= of_client
+    assert "reason" not in of_client
+    others = {"because", "why", "cause", "team", "teams", "timeline", "record", "events", "cert", "request", "sign"}
+    assert not others & (of_curator | of_client)
+
+
+@pytest.mark.parametrize("program", [curator, client], ids=["curator", "client"])
+def test_help_lists_every_command_once_by_how_often_it_is_typed(program):
+    assert list(program.sections) == ["Every day", "Sometimes", "Rarely"]
+    assert sorted(name for names in program.sections.values() for name in names) == sorted(
+        program.list_commands(click.Context(program))
+    )

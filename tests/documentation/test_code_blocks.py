@@ -32,26 +32,26 @@ def name_of(page: Path) -> str:
 def blocks(language: str) -> list[tuple[str, str, str]]:
     """(page, the comment before the block, the block) for every fenced block of a language."""
     return [
-        (name_of(page), found["mark"] or "", textwrap.dedent(found["indent"] + found["text"]))
+        (name_of(page), match["mark"] or "", textwrap.dedent(match["indent"] + match["text"]))
         for page in PAGES
-        for found in FENCE.finditer(page.read_text())
-        if found["language"] == language
+        for match in FENCE.finditer(page.read_text())
+        if match["language"] == language
     ]
 
 
 def commands() -> list[tuple[str, str]]:
     """(page, command line) for every ``$`` line of a block, continuation lines joined."""
-    found = []
+    lines = []
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
-        found += [(name_of(page), line) for line in re.findall(r"^\s*\$ ([^#\n]*[^#\s])", text, re.MULTILINE)]
-    return found
+        lines += [(name_of(page), line) for line in re.findall(r"^\s*\$ ([^#\n]*[^#\s])", text, re.MULTILINE)]
+    return lines
 
 
 def test_every_block_says_its_language():
     for page in PAGES:
-        for found in FENCE.finditer(page.read_text()):
-            assert found["language"] in LANGUAGES, f"{name_of(page)}: {found[0][:80]}"
+        for match in FENCE.finditer(page.read_text()):
+            assert match["language"] in LANGUAGES, f"{name_of(page)}: {match[0][:80]}"
 
 
 @pytest.mark.parametrize(("page", "mark", "code"), blocks("json"), ids=lambda given: given[:30])

@@ -18,8 +18,8 @@ def test_the_picture_is_the_scripts():
 def test_the_rows_of_results_are_on_file():
     of_digits = [run for run in records.read(digits.RESULTS) if run["task"] == "mnist-usps"]
 
-    def accuracies(**wanted: object) -> list[float]:
-        return [run["accuracy"] for run in of_digits if records.on_file(wanted, [run])]
+    def accuracies(**facts: object) -> list[float]:
+        return [run["accuracy"] for run in of_digits if records.on_file(facts, [run])]
 
     before, after = accuracies(method="source-only"), accuracies(method="replay", epsilon=1.0)
     assert len(before) == len(after) == 5

@@ -37,7 +37,7 @@ def test_a_proof_is_of_the_files_as_they_are(page):
     )
 
 
-def test_every_page_proves_files_or_is_known_to_prove_nothing():
+def test_every_page_proves_files_or_is_listed_as_proving_nothing():
     assert set(TABLE) | MEASURED == {page.name for page in PAGES.glob("*.md")}
     assert not set(TABLE) & MEASURED
     assert all(TABLE.values()), "a page without a file proves nothing"
@@ -54,7 +54,7 @@ def test_every_mechanism_and_all_that_prices_and_noises_is_proved_by_a_page():
         assert str(file.relative_to(ROOT)) in proved, f"no page proves {file}"
 
 
-def test_a_changed_file_is_found_and_a_review_settles_it(tmp_path):
+def test_a_changed_file_is_named_and_a_review_settles_it(tmp_path):
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(f"# {name}\n")
     both = {"one.md": {"a.py": "", "b.py": ""}, "two.md": {"b.py": ""}}
@@ -75,8 +75,8 @@ def test_the_table_is_written_as_it_is_read(tmp_path):
 
 
 def test_an_unknown_page_is_refused():
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "deploy.proofs", "--reviewed", "nothing.md"], cwd=ROOT, capture_output=True, text=True
     )
-    assert told.returncode == 2
-    assert "allowed are" in told.stderr
+    assert done.returncode == 2
+    assert "allowed are" in done.stderr

@@ -23,15 +23,15 @@ def listed() -> list[str]:
     return [name for _, name in _ITEM.findall(PAGE.read_text(encoding="utf-8"))]
 
 
-def needs(tree: ast.Module, known: set[str]) -> set[str]:
+def needs(tree: ast.Module, files: set[str]) -> set[str]:
     """The files of the core that a file imports."""
-    found = set()
+    imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dpswd."):
             path = node.module.removeprefix("dpswd.").replace(".", "/")
             candidates = (f"{path}/{alias.name}.py" for alias in node.names)
-            found |= known & {*candidates, f"{path}.py", f"{path}/__init__.py"}
-    return found
+            imported |= files & {*candidates, f"{path}.py", f"{path}/__init__.py"}
+    return imported
 
 
 def test_each_file_of_the_core_is_listed_once():
@@ -54,8 +54,8 @@ def test_no_file_is_listed_before_one_that_it_needs():
 def test_an_import_is_seen():
     lines = ("from dpswd.shared.core.wire import limits as protocol, v1", "from dpswd.shared.core.errors import X")
     tree = ast.parse("\n".join(lines))
-    known = {"shared/core/wire/limits.py", "shared/core/errors.py", "shared/core/wire/checks.py"}
-    assert needs(tree, known) == {"shared/core/wire/limits.py", "shared/core/errors.py"}
+    files = {"shared/core/wire/limits.py", "shared/core/errors.py", "shared/core/wire/checks.py"}
+    assert needs(tree, files) == {"shared/core/wire/limits.py", "shared/core/errors.py"}
 
 
 def test_it_can_be_read_in_one_sitting():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import os
 import re
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from real_browser import AXE, audit, prefer, started
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -106,6 +110,42 @@ def test_search_finds_every_page(site):
     for page in PAGES:
         if page != DOCS / "README.md":
             assert f'"location":"{html_of(site, page).relative_to(site)}"' in index or page.name == "README.md", page
+
+
+@pytest.mark.end_to_end
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(AXE is None, reason="NO AXE LOOKED AT THE SITE: DPSWD_AXE names no axe.min.js")
+def test_axe_finds_nothing_on_any_page_in_light_and_dark(site, built):
+    """Slow on a busy machine: two hundred pages, each some seconds."""
+    with started() as browser:
+        for scheme, name in (("light", "default"), ("dark", "slate")):
+            prefer(browser, scheme)
+            for page in built:
+                browser.get(page.as_uri())
+                browser.execute_script("localStorage.clear()")  # the theme keeps the scheme that it met first
+                browser.refresh()
+                assert browser.execute_script("return document.body.dataset.mdColorScheme") == name
+                audit(browser)
+
+
+@pytest.mark.end_to_end
+def test_a_search_for_install_finds_the_page_first(site):
+    from selenium.webdriver.common.by import By
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server,
+        started() as browser,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.implicitly_wait(60)
+        browser.get(f"http://127.0.0.1:{server.server_port}/operator/records.html?q=install")
+        found = browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
+        server.shutdown()
+        assert "/install.html" in found[0].get_attribute("href")
 
 
 @pytest.mark.parametrize("page", BESIDE, ids=lambda page: page.name)

@@ -49,14 +49,14 @@ class Code:
         return eval, (f"[scope := {{}}, exec({self._source!r}, scope), scope['answer']][2]",)
 
 
-def lying(kind: str, honest):
-    def answer(self, told, graph, weights):
+def lying(kind: str, lawful):
+    def answer(self, task_bytes, graph, weights):
         if kind.startswith("code"):
             _, port, path = kind.split(",")
             return Code(f"PORT, PATH = {port}, {path!r}\n{CODE}")
-        said = honest(self, told, graph, weights)
+        said = lawful(self, task_bytes, graph, weights)
         assert said[:1] == task.SUM
-        run, *_ = task.from_bytes(told, node.ALL_MECHANISMS)
+        run, *_ = task.from_bytes(task_bytes, node.ALL_MECHANISMS)
         at, sums = 20, run.accumulator(node.torch.device("cpu")).sums
         raw = bytearray(said[1:])
         for place, each in enumerate(sums):

@@ -29,8 +29,8 @@ def address(tmp_path_factory) -> Iterator[str]:
 
     base = tmp_path_factory.getbasetemp()
     try:
-        with _ahead(), shared(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as found:
-            yield found
+        with _ahead(), shared(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as running:
+            yield running
     except NoEngine as reason:
         pytest.skip(f"NO CONTAINER TEST RAN: no Docker engine here and none can be started. {reason}")
 
@@ -57,7 +57,7 @@ def sites(address):
     made = Sites(docker.DockerClient(base_url=address, timeout=300), address, f"dpswdtest{os.getpid()}")
     try:
         made.story = made.tell("hospital-report")
-        made.told = made.budget()
+        made.after_story = made.budget()
         say(f"story: {made.seconds['hospital-report']:.0f} s")
         yield made
     finally:

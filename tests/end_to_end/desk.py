@@ -71,7 +71,7 @@ class Desk:
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.home = HomeDirectory(directory / "hospital")
-        self.told = ""  # by the last command
+        self.output = ""  # by the last command
         self.at: Callable[[str], None] = server.no_checkpoint
         self.names: dict[str, Any] = {}
         self.running: server.CuratorServer | None = None
@@ -92,8 +92,8 @@ class Desk:
         np.savez("records.npz", records=records)
         self.type("dpswd-curator init --records records.npz --epsilon 3 --delta 1e-5 --san localhost")
         self.type("dpswd-client init ml-team --out client")
-        told = f"--fingerprint {request_fingerprint(Path('client/client.csr').read_bytes())}"
-        self.type(f"dpswd-curator approve client/client.csr {told} --out for-ml-team")
+        fingerprint = f"--fingerprint {request_fingerprint(Path('client/client.csr').read_bytes())}"
+        self.type(f"dpswd-curator approve client/client.csr {fingerprint} --out for-ml-team")
         self.type("cp for-ml-team/ca.crt for-ml-team/client.crt for-ml-team/ledger.pub client")
 
     def serve(self, *settings: str) -> None:
@@ -117,7 +117,7 @@ class Desk:
         self,
         page: Path,
         meanwhile: dict[str, Callable[[], None]],
-        known: dict[str, Callable[[], str]],
+        replacements: dict[str, Callable[[], str]],
         *,
         heading: str | None = None,
     ) -> None:
@@ -126,7 +126,7 @@ class Desk:
         Args:
             page: a Markdown file.
             meanwhile: what happens between two commands, by name.
-            known: what a reader puts in the place of a word in capitals.
+            replacements: what a reader puts in the place of a word in capitals.
             heading: only what is below this heading of the second level.
         """
         for step in steps(page, heading):
@@ -134,7 +134,9 @@ class Desk:
                 case Meanwhile(name):
                     meanwhile[name]()
                 case Command():
-                    self.type(step.line, code=step.code, expected=step.expected, known=known, where=page.name)
+                    self.type(
+                        step.line, code=step.code, expected=step.expected, replacements=replacements, where=page.name
+                    )
                 case Session(text):
                     self.python(text, where=page.name)
 
@@ -144,12 +146,12 @@ class Desk:
         *,
         code: int = 0,
         expected: list[str] | None = None,
-        known: dict[str, Callable[[], str]] | None = None,
+        replacements: dict[str, Callable[[], str]] | None = None,
         where: str = "test",
     ) -> str:
         """One command: its exit code and its output must be the page's."""
         line = line.replace("50051", str(self.port))
-        for word, value in (known or {}).items():
+        for word, value in (replacements or {}).items():
             if re.search(rf"\b{word}\b", line):
                 line = re.sub(rf"\b{word}\b", value(), line)
         program, *words = shlex.split(line)
@@ -162,7 +164,7 @@ class Desk:
             status, output = done.returncode, done.stdout + done.stderr
         assert status == code, f"{where}: {line}: exit code {status}\n{output[-3000:]}"
         compare(Command(line, expected or [], code), output, port=self.port, where=f"{where}: {line}")
-        self.told = output
+        self.output = output
         return output
 
     def json(self, line: str) -> Any:

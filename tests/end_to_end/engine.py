@@ -59,7 +59,7 @@ def shared(directory: Path) -> Iterator[str]:
     Raises:
         NoEngine: there can be none.
     """
-    found, none = directory / "engine-address", directory / "no-engine"
+    address_file, none = directory / "engine-address", directory / "no-engine"
     users = directory / "engine-users"
     users.mkdir(exist_ok=True)
     mine = users / str(os.getpid())
@@ -67,16 +67,16 @@ def shared(directory: Path) -> Iterator[str]:
         with _one_at_a_time(directory):
             if none.exists():
                 raise NoEngine(none.read_text())
-            if not found.exists():
+            if not address_file.exists():
                 try:
                     address = own.enter_context(engine())
                     build_images(address)
                 except NoEngine as reason:
                     none.write_text(str(reason))
                     raise
-                found.write_text(address)
-                own.callback(_wait_for_others, directory, users, found)
-            address = found.read_text()
+                address_file.write_text(address)
+                own.callback(_wait_for_others, directory, users, address_file)
+            address = address_file.read_text()
             mine.touch()
         try:
             yield address
@@ -91,11 +91,11 @@ def _one_at_a_time(directory: Path) -> Iterator[None]:
         yield
 
 
-def _wait_for_others(directory: Path, users: Path, found: Path) -> None:
+def _wait_for_others(directory: Path, users: Path, address_file: Path) -> None:
     while True:
         with _one_at_a_time(directory):
             if not any(Path(f"/proc/{user.name}").exists() for user in users.iterdir()):
-                found.unlink()  # whoever comes now makes another one
+                address_file.unlink()  # whoever comes now makes another one
                 return
         time.sleep(0.5)
 

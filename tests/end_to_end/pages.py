@@ -74,29 +74,29 @@ def steps(page: Path, heading: str | None = None) -> list[Step]:
         page: a Markdown file.
         heading: only what is below this heading of the second level.
     """
-    found: list[Step] = []
+    typed: list[Step] = []
     inside = False
     session: Session | None = None
     for raw in (page.read_text() if heading is None else section(page, heading)).splitlines():
         line = raw.strip()
         if mark := re.fullmatch(r"<!-- meanwhile: (.+) -->", line):
-            found.append(Meanwhile(mark[1]))
+            typed.append(Meanwhile(mark[1]))
         elif line.startswith("```"):
             inside = line == "```console"
             session = Session() if line == "```pycon" else None
             if session is not None:
-                found.append(session)
+                typed.append(session)
         elif session is not None:
             session.text += f"{raw}\n"
         elif inside and line.startswith("$ "):
             text, _, comment = line[2:].partition("   # ")
             code = re.search(r"exit code (\d+)", comment)
-            found.append(Command(text, code=int(code[1]) if code else 0))
+            typed.append(Command(text, code=int(code[1]) if code else 0))
         elif inside and line:
-            last = found[-1]
+            last = typed[-1]
             assert isinstance(last, Command), f"{page.name}: output before any command: {line}"
             last.expected.append(line)
-    return found
+    return typed
 
 
 def compare(command: Command, output: str, *, port: int, where: str) -> None:
@@ -104,8 +104,8 @@ def compare(command: Command, output: str, *, port: int, where: str) -> None:
     if command.expected:
         expected = "\n".join(command.expected).replace("50051", str(port))
         pattern = ".*".join(map(re.escape, expected.split("...")))
-        told = "\n".join(text.strip() for text in output.splitlines() if text.strip())
-        assert re.fullmatch(pattern.replace(r"\ ", " +"), told, re.DOTALL), f"{where}\n{output[-3000:]}"
+        printed = "\n".join(text.strip() for text in output.splitlines() if text.strip())
+        assert re.fullmatch(pattern.replace(r"\ ", " +"), printed, re.DOTALL), f"{where}\n{output[-3000:]}"
 
 
 class Shell:
@@ -130,7 +130,7 @@ class Shell:
         self,
         page: Path,
         meanwhile: Mapping[str, Callable[[], None]] | None = None,
-        known: Mapping[str, Callable[[], str]] | None = None,
+        replacements: Mapping[str, Callable[[], str]] | None = None,
         *,
         here: bool = False,
     ) -> None:
@@ -139,7 +139,7 @@ class Shell:
         Args:
             page: a Markdown file.
             meanwhile: what others do, by name.
-            known: what a reader puts in the place of a word in capitals.
+            replacements: what a reader puts in the place of a word in capitals.
             here: as in `do`.
         """
         for step in steps(page):
@@ -147,19 +147,21 @@ class Shell:
                 (meanwhile or {})[step.name]()
             else:
                 assert isinstance(step, Command), f"{page.name}: at a shell there is no Python prompt"
-                self.do(step, known or {}, where=page.name, here=here)
+                self.do(step, replacements or {}, where=page.name, here=here)
 
-    def do(self, command: Command, known: Mapping[str, Callable[[], str]], *, where: str, here: bool = False) -> str:
+    def do(
+        self, command: Command, replacements: Mapping[str, Callable[[], str]], *, where: str, here: bool = False
+    ) -> str:
         """One command: its exit code and its output must be the page's.
 
         Args:
             command: what is typed and expected.
-            known: what a reader puts in the place of a word in capitals.
+            replacements: what a reader puts in the place of a word in capitals.
             where: named when it fails.
             here: our own programs run in this process, which takes a fraction of the time, in the same directory.
         """
         line = command.line.replace("50051", str(self.port))
-        for word, value in known.items():
+        for word, value in replacements.items():
             if re.search(rf"\b{word}\b", line):
                 line = re.sub(rf"\b{word}\b", value(), line)
         self.ran.append(line)
@@ -174,9 +176,9 @@ class Shell:
             output = self._serve(line)
         elif here and (program := PROGRAMS.get(line.split()[0])) is not None:
             with contextlib.chdir(self.directory):
-                told = CliRunner().invoke(program, shlex.split(line)[1:], env=self._settings)
-            output = told.output
-            assert told.exit_code == command.code, f"{where}: {line}: exit code {told.exit_code}\n{output[-3000:]}"
+                result = CliRunner().invoke(program, shlex.split(line)[1:], env=self._settings)
+            output = result.output
+            assert result.exit_code == command.code, f"{where}: {line}: exit code {result.exit_code}\n{output[-3000:]}"
         else:
             done = subprocess.run(
                 self._words(line), cwd=self.directory, env=self.environment, text=True, timeout=COMMAND_S,
@@ -208,11 +210,11 @@ class Shell:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         deadline = time.monotonic() + START_S
-        while "listening" not in (told := (self.directory / "serve.log").read_text()):
+        while "listening" not in (log_text := (self.directory / "serve.log").read_text()):
             assert self.serving.poll() is None, f"{line}: ended with {self.serving.returncode}"
             assert time.monotonic() < deadline, f"{line}: does not serve"
             time.sleep(0.1)
-        return told
+        return log_text
 
     def stop(self) -> None:
         """Ctrl-C where the curator serves."""

@@ -26,7 +26,7 @@ pytestmark = [
 
 PROFILE = ("--profile", "airgapped")
 REPORT = "airgapped-report"
-TOLD = ("airgapped-init", "airgapped-prepare", "airgapped-publish", "airgapped-train", "airgapped-trial")
+STORY = ("airgapped-init", "airgapped-prepare", "airgapped-publish", "airgapped-train", "airgapped-trial")
 HOME = "airgapped-home"
 
 
@@ -49,14 +49,14 @@ def test_files_alone_carry_a_model_there_and_back(sites):
     assert "all of it verifies" in team
     assert "charged by the hospital when it published; nothing further" in team  # plan
     assert percentage(sites.words("airgapped-trial")) > LEAST_RIGHT
-    told = sites.budget(HOME)
-    assert (told["runs"], told["steps_used"]) == (1, 1)
-    assert 0.9 < told["epsilon_spent"] <= 1.01
+    budget = sites.budget(HOME)
+    assert (budget["runs"], budget["steps_used"]) == (1, 1)
+    assert 0.9 < budget["epsilon_spent"] <= 1.01
     assert json.loads(sites.operator("ledger", "verify", "--format", "json", home=HOME))["ok"]
 
 
 def test_no_container_is_on_a_network(sites):
-    for service in TOLD:
+    for service in STORY:
         attributes = sites.container(service).attrs
         assert attributes["HostConfig"]["NetworkMode"] == "none", service
         assert set(attributes["NetworkSettings"]["Networks"]) <= {"none"}, service
@@ -80,16 +80,16 @@ def test_each_side_writes_its_own_folder_and_sees_no_more_of_the_other(sites):
     assert mounts("airgapped-publish") == {"records": False, "home": True, "to-team": True, "to-hospital": False}
 
 
-def test_told_again_in_order_as_it_is_said_and_nothing_is_charged(sites):
+def test_the_story_again_in_order_as_it_is_said_and_nothing_is_charged(sites):
     before = sites.budget(HOME)
     environment = sites.environment() | {"PROJECT": sites.project}
-    told = subprocess.run(
+    again = subprocess.run(
         ["bash", "deploy/story.sh", "airgapped"],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=STORY_S, check=False,
     )  # fmt: skip
-    assert told.returncode == 0, told.stdout[-2000:] + told.stderr[-2000:]
-    assert re.findall("^== (.*)$", told.stdout, re.MULTILINE) == ["airgapped-records", *TOLD, REPORT]
-    publishing, rest = told.stdout.split("== airgapped-publish\n")[1].split("== airgapped-train\n")
+    assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
+    assert re.findall("^== (.*)$", again.stdout, re.MULTILINE) == ["airgapped-records", *STORY, REPORT]
+    publishing, rest = again.stdout.split("== airgapped-publish\n")[1].split("== airgapped-train\n")
     assert "is there already; nothing was charged" in publishing
     assert "all of it verifies" in rest
     assert "The ledger verifies" in rest

@@ -88,7 +88,7 @@ LONG, ALL = _spellings()
 _TIME = re.compile(rb"\d\d:\d\d:\d\d\.\d{6}Z")  # of the ledger: digits that may be a canary's by chance
 
 
-def found_in(data: bytes, patterns: dict[str, bytes]) -> list[str]:
+def matches(data: bytes, patterns: dict[str, bytes]) -> list[str]:
     data = _TIME.sub(b"", data)
     return [name for name, pattern in patterns.items() if pattern in data]
 
@@ -190,24 +190,24 @@ class Site:
 
     def children(self) -> list[int]:
         assert self.process is not None
-        found = []
+        pids = []
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             with contextlib.suppress(OSError):  # a thread that has just ended
-                found += [int(pid) for pid in (task / "children").read_text().split()]
-        return found
+                pids += [int(pid) for pid in (task / "children").read_text().split()]
+        return pids
 
     def leaks(self) -> list[str]:
         """Where a canary stands; the settings may name the records' file, whose name the operator has chosen."""
         places = []
         for who, data in self.said.items():
-            places += [f"{who}: {name}" for name in found_in(data, LONG if "reply" in who else ALL)]
+            places += [f"{who}: {name}" for name in matches(data, LONG if "reply" in who else ALL)]
         for path in sorted(self.directory.rglob("*")):
             if path.is_file() and path.parent != self.directory / "private":
                 patterns = dict(LONG if holds_noise(path) else ALL)
                 if path.parent == self.home.path and path.suffix in (".toml", ".json"):
                     patterns.pop("file name")
                 places += [
-                    f"{path.relative_to(self.directory)}: {name}" for name in found_in(path.read_bytes(), patterns)
+                    f"{path.relative_to(self.directory)}: {name}" for name in matches(path.read_bytes(), patterns)
                 ]
         return places
 
@@ -245,8 +245,8 @@ def _step(site, curator, run, source=None):
 def test_the_search_can_fail(site, tmp_path):
     """The control: each spelling is found where it stands, and the records' own file is full of them."""
     for name, pattern in ALL.items():
-        assert name in found_in(b"before " + pattern + b" after", ALL)
-    own = found_in(site.file.read_bytes(), ALL)
+        assert name in matches(b"before " + pattern + b" after", ALL)
+    own = matches(site.file.read_bytes(), ALL)
     assert {"both, float32", "label, int64", f"{NUMBERS[0]}, float32"} <= set(own)
     shown = {
         "python": repr(site.records[0].tolist()),
@@ -258,7 +258,7 @@ def test_the_search_can_fail(site, tmp_path):
         "format": f"{NUMBERS[0]:.3f} {NUMBERS[0]:e}",
     }
     for way, text in shown.items():
-        assert found_in(text.encode(), LONG), (way, text)
+        assert matches(text.encode(), LONG), (way, text)
 
 
 def test_success_and_provoked_failures_leave_no_trace(site):
@@ -409,7 +409,7 @@ def _no_core_dumps(site):
         assert "Max core file size        0                    0" in Path(f"/proc/{pid}/limits").read_text()
 
 
-def test_a_planted_canary_is_found(site):
+def test_a_planted_canary_is_detected(site):
     """The control, on the same live process: what must not be written is written on purpose, and the search sees it."""
     (site.home.path / "plant").touch()
     with site.connect() as curator:

@@ -90,7 +90,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
     with contextlib.ExitStack() as ended:
         ended.callback(torch.set_num_threads, threads)
         torch.set_num_threads(1)
-        wanted = added(alone.sums(run, source), records=N)
+        expected = added(alone.sums(run, source), records=N)
 
         folder = tmp_path / "ours"
         scheduler, line = started(
@@ -116,7 +116,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
 
         with pytest.raises(SettingsError, match="records accept"):
             cluster_of(named := _named(tmp_path, address, folder), records=data, labels=labels, own=alone)
-        made.found.write(tmp_path)  # as the curator's own check does
+        made.fingerprint.write(tmp_path)  # as the curator's own check does
         cluster = cluster_of(named, records=data, labels=labels, own=alone)
         assert cluster is not None
         ended.callback(cluster.close)
@@ -128,7 +128,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
             parts.append(part)
         assert len(parts) > 4
         second = added(parts, records=N)
-        for one, two, three in zip(wanted.sums, first.sums, second.sums, strict=True):
+        for one, two, three in zip(expected.sums, first.sums, second.sums, strict=True):
             np.testing.assert_array_equal(one, two)
             np.testing.assert_array_equal(one, three)
 
@@ -136,7 +136,7 @@ def test_two_nodes_one_of_which_is_killed_sum_to_the_same_bits(tmp_path):
         courier.kill()
         courier.wait()
         _until_ready(cluster)
-        for one, four in zip(wanted.sums, added(cluster.sums(run, source), records=N).sums, strict=True):
+        for one, four in zip(expected.sums, added(cluster.sums(run, source), records=N).sums, strict=True):
             np.testing.assert_array_equal(one, four)
 
         others = ClusterShards(address, folder / "curator", meant=replace(made.meant, scale=2.0), own=alone.sum)
@@ -161,7 +161,7 @@ def _until_ready(cluster: ClusterShards) -> None:
     return cluster.ready()
 
 
-def test_a_cluster_that_is_not_there_is_told(tmp_path):
+def test_a_cluster_that_is_not_there_is_reported(tmp_path):
     make_cluster_members(tmp_path / "cluster", nodes=("node",), names=("127.0.0.1",))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -119,13 +119,13 @@ def test_more_than_records_can_add_up_to_ends_the_step(site, address, kind, capl
     assert "tls://127.0.0.1" in caplog.text  # which one
 
 
-def test_a_small_lie_is_found_by_another_node_and_by_the_curator(site, address, caplog):
+def test_a_small_lie_is_detected_by_another_node_and_by_the_curator(site, address, caplog):
     """Within bounds, so that nothing but a second computation finds it."""
     with nodes(site, address, "small"):
         with contextlib.closing(site.shards(address)) as cluster:
             believed = added(cluster.sums(site.run, site.source), records=N)
-            wanted = added(site.alone.sums(site.run, site.source), records=N)
-            assert believed.sums[1][0, 0] > wanted.sums[1][0, 0]
+            expected = added(site.alone.sums(site.run, site.source), records=N)
+            assert believed.sums[1][0, 0] > expected.sums[1][0, 0]
         refused(site, site.shards(address, computed_twice=0.01), caplog, "different sums")  # one shard, by the curator
         assert "the curator's own machine" in caplog.text
         caplog.clear()
@@ -136,9 +136,9 @@ def test_a_small_lie_is_found_by_another_node_and_by_the_curator(site, address, 
 
 
 def test_nodes_that_agree_are_asked_twice_and_the_sum_is_the_same(site, address):
-    wanted = added(site.alone.sums(site.run, site.source), records=N)
+    expected = added(site.alone.sums(site.run, site.source), records=N)
     with nodes(site, address, None, None), contextlib.closing(site.shards(address, computed_twice=1.0)) as cluster:
-        for one, two in zip(wanted.sums, added(cluster.sums(site.run, site.source), records=N).sums, strict=True):
+        for one, two in zip(expected.sums, added(cluster.sums(site.run, site.source), records=N).sums, strict=True):
             np.testing.assert_array_equal(one, two)
 
 
@@ -199,10 +199,10 @@ def test_a_node_gives_no_tasks_to_others(site, address):
     from distributed.security import Security
 
     own = {"cert": str(site.members / "node/member.crt"), "key": str(site.members / "node/member.key")}
-    known = Security(
+    security = Security(
         require_encryption=True,
         tls_ca_file=str(site.members / "node/ca.crt"),
         **{f"tls_{role}_{what}": path for role in ("client", "worker") for what, path in own.items()},
     )
     with pytest.raises((OSError, TimeoutError)):
-        Client(address, security=known, timeout=5.0, set_as_default=False)
+        Client(address, security=security, timeout=5.0, set_as_default=False)

@@ -24,8 +24,8 @@ pytestmark = [
 def test_a_client_that_is_killed_and_resumed_spends_nothing_twice(sites):
     sites.leave(4)
     before, answered = sites.budget(), sites.answers
-    kept = "--checkpoint killed-run --save killed.safetensors"
-    training = sites.team(f"{TRAIN} {kept}")
+    outputs = "--checkpoint killed-run --save killed.safetensors"
+    training = sites.team(f"{TRAIN} {outputs}")
     wait("a few steps", seconds=TRAINING_S, condition=lambda: sites.answers >= answered + 3)
     training.kill("SIGKILL")
     assert training.wait(timeout=60)["StatusCode"] == 137
@@ -33,7 +33,7 @@ def test_a_client_that_is_killed_and_resumed_spends_nothing_twice(sites):
     half = sites.budget()
     assert half["runs"] == before["runs"] + 1
     assert before["steps_used"] + 3 <= half["steps_used"] < before["steps_used"] + STEPS
-    finish(sites.team(f"{TRAIN} {kept} --resume"))
+    finish(sites.team(f"{TRAIN} {outputs} --resume"))
     after = sites.budget()
     assert after["runs"] == half["runs"]
     assert after["epsilon_spent"] == half["epsilon_spent"]

@@ -62,8 +62,8 @@ def _ways_out(sites) -> list[str]:
     """Gateways of the curator that a machine answers for; an engine may set a route to an empty address."""
     table = sites.container("curator").exec_run(["cat", "/proc/net/route"]).output.decode().splitlines()[1:]
     gateways = [line.split()[2] for line in table if line.split()[1] == "00000000"]
-    known = sites.container("curator").exec_run(["cat", "/proc/net/arp"]).output.decode().splitlines()[1:]
-    answering = {line.split()[0] for line in known if line.split()[2] != "0x0"}
+    neighbours = sites.container("curator").exec_run(["cat", "/proc/net/arp"]).output.decode().splitlines()[1:]
+    answering = {line.split()[0] for line in neighbours if line.split()[2] != "0x0"}
     dotted = [socket.inet_ntoa(bytes.fromhex(gateway)[::-1]) for gateway in gateways]
     return [gateway for gateway in dotted if gateway in answering]
 

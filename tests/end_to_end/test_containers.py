@@ -35,7 +35,7 @@ def more_budget(sites):
     return sites
 
 
-def test_the_story_is_told_to_its_end(sites):
+def test_the_story_goes_to_its_end(sites):
     team = sites.words("client")
     assert "known here as 'ml-team'" in team  # describe
     assert "Recommended for digits: the ladder, because" in team  # plan
@@ -43,7 +43,7 @@ def test_the_story_is_told_to_its_end(sites):
     assert 0.1 < spent <= 1.01
     assert percentage(sites.words("hospital-trial")) > LEAST_RIGHT
     assert "The ledger verifies" in sites.story
-    assert sites.told["epsilon_spent"] == pytest.approx(spent, abs=1e-3)
+    assert sites.after_story["epsilon_spent"] == pytest.approx(spent, abs=1e-3)
 
 
 def test_a_request_beyond_the_budget_is_refused_as_the_user_sees_it(sites):
@@ -51,8 +51,8 @@ def test_a_request_beyond_the_budget_is_refused_as_the_user_sees_it(sites):
     assert "the data set's privacy budget does not allow this run: it would cost epsilon" in team
     assert re.search(r"spent so far [0-9.]+, remaining [0-9.]+", team)
     assert "exit code 8" in team
-    assert 1 <= sites.told["runs"] <= 4  # rungs of the one training: nothing was charged for the refused one
-    assert sites.told["epsilon_spent"] <= 1.0
+    assert 1 <= sites.after_story["runs"] <= 4  # rungs of the one training: nothing was charged for the refused one
+    assert sites.after_story["epsilon_spent"] <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_the_hospitals_labels_teach_a_model_for_the_teams_own_records(more_budge
     words += " --set method.settings.updates=200 --save own.safetensors --format json"
     training = more_budget.team(f"train {CONNECT} {words}")
     model = tmp_path / "own.safetensors"
-    told = finish(training, handed={"/var/lib/dpswd/own.safetensors": model})
-    (site,) = json.loads(told[told.index("{") :])["runs"][0]["sites"]
+    output = finish(training, handed={"/var/lib/dpswd/own.safetensors": model})
+    (site,) = json.loads(output[output.index("{") :])["runs"][0]["sites"]
     assert (site["state"], site["steps"]) == ("finished", 1)
     assert 1.9 < site["charged_epsilon"] <= 2.0
     own = load_task("digits").source

@@ -67,9 +67,9 @@ def _declare(curator, declared: Declared = GRADIENT, *, batch_size=64, steps=4):
 
 
 def test_describe_tells_what_is_public(curator):
-    told = curator.describe()
-    assert (told.records, tuple(told.record_shape)) == (N, (INPUTS,))
-    assert told.data_set_budget.epsilon == EPSILON
+    description = curator.describe()
+    assert (description.records, tuple(description.record_shape)) == (N, (INPUTS,))
+    assert description.data_set_budget.epsilon == EPSILON
 
 
 def test_each_kind_of_step_is_answered_and_repeats_return_the_same_bytes(hospital, curator):

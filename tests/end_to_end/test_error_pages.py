@@ -56,7 +56,7 @@ class Incidents:
         self.desk, self.stack, self.patch = desk, stack, patch
         self.resume = threading.Event()
         self.meanwhile: dict[str, Callable[[], None]] = {name.replace("_", " "): getattr(self, name) for name in EVENTS}
-        self.known: dict[str, Callable[[], str]] = {
+        self.replacements: dict[str, Callable[[], str]] = {
             "FINGERPRINT": lambda: desk.json("dpswd-curator certificates")[0]["fingerprint"],
             "RUN": lambda: desk.json("dpswd-curator runs")[-1]["run_id"],
             "NUMBER": lambda: desk.json("dpswd-curator incidents")[-1]["number"],
@@ -65,9 +65,9 @@ class Incidents:
         }
 
     def _digest(self) -> str:
-        found = re.search(r"[0-9a-f]{64}", self.desk.told)
-        assert found, self.desk.told
-        return found[0]
+        match = re.search(r"[0-9a-f]{64}", self.desk.output)
+        assert match, self.desk.output
+        return match[0]
 
     def _failing(self, error: Exception, *, at: str = "extracted") -> None:
         def checkpoint(name: str) -> None:
@@ -107,7 +107,7 @@ class Incidents:
         self.desk.connect()
 
     def the_certificate_is_withdrawn(self) -> None:
-        fingerprint = self.known["FINGERPRINT"]()
+        fingerprint = self.replacements["FINGERPRINT"]()
         self.desk.type(f"dpswd-curator clients ml-team --revoke-certificate {fingerprint} --reason stolen")
 
     def the_new_identity_takes_the_place_of_the_old_one(self) -> None:
@@ -203,7 +203,7 @@ class Incidents:
         desk.connect()
         terms = desk.names["parameters"]
         desk.stop()
-        kept = {file: file.read_bytes() for file in (desk.home.ledger, desk.home.ledger_witness())}
+        older = {file: file.read_bytes() for file in (desk.home.ledger, desk.home.ledger_witness())}
         connect = functools.partial(
             Curator.connect, f"localhost:{desk.port}", credentials="client", run_directory="seen"
         )
@@ -211,7 +211,7 @@ class Incidents:
         with connect() as hospital:
             hospital.open_run(terms)
         desk.stop()
-        for file, content in kept.items():
+        for file, content in older.items():
             file.write_bytes(content)
         desk.serve()
         with pytest.raises(LedgerCorrupt):
@@ -270,12 +270,12 @@ def happening(desk, monkeypatch):
 @pytest.mark.parametrize("reason", ERRORS)
 def test_the_page_of_a_reason_is_typed_as_written(desk, happening, reason):
     assert any(isinstance(step, Command | Session) for step in steps(ERRORS[reason]))
-    desk.read(ERRORS[reason], happening.meanwhile, happening.known)
+    desk.read(ERRORS[reason], happening.meanwhile, happening.replacements)
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_an_exit_code_is_typed_as_written(desk, happening, code):
-    desk.read(CODES_PAGE, happening.meanwhile, happening.known, heading=f"Exit code {code}")
+    desk.read(CODES_PAGE, happening.meanwhile, happening.replacements, heading=f"Exit code {code}")
 
 
 @pytest.mark.parametrize("row", REASONS, ids=lambda row: row.reason)
@@ -292,8 +292,8 @@ def test_each_reason_has_its_page(row):
     assert re.findall("^## (.+)$", page, re.MULTILINE) == SECTIONS
     # What the page shows was said by the programs: the texts are compared while it is typed.
     shown = [step for step in steps(ERRORS[row.reason]) if not isinstance(step, Meanwhile)]
-    told = "\n".join(step.text if isinstance(step, Session) else "\n".join(step.expected) for step in shown)
-    assert f"dpswd.shared.core.errors.{row.error.__name__}: " in told or f"see docs/errors/{row.reason}.md" in told
+    text = "\n".join(step.text if isinstance(step, Session) else "\n".join(step.expected) for step in shown)
+    assert f"dpswd.shared.core.errors.{row.error.__name__}: " in text or f"see docs/errors/{row.reason}.md" in text
 
 
 def test_no_page_is_left_over():
@@ -303,8 +303,8 @@ def test_no_page_is_left_over():
 
 @pytest.mark.parametrize("code", CODES)
 def test_each_exit_code_says_which_program_ends_with_it_and_shows_it(code):
-    told = section(CODES_PAGE, f"Exit code {code}")
-    programs = set(re.findall("^### `(dpswd-.+)`$", told, re.MULTILINE))
+    text = section(CODES_PAGE, f"Exit code {code}")
+    programs = set(re.findall("^### `(dpswd-.+)`$", text, re.MULTILINE))
     assert programs == {name for name, codes in PROGRAMS_CODES.items() if int(code) in codes}
     assert set(PROGRAMS) >= programs
     shown = {step.code for step in steps(CODES_PAGE, f"Exit code {code}") if isinstance(step, Command)}

@@ -74,20 +74,20 @@ def test_the_command_prices_evaluates_and_repeats_for_free(hospital, model, tmp_
         priced = json.loads(run("--epsilon", 1.0, "--price", "--format", "json"))
         assert priced["quote"]["fits"] is True
         assert connected.describe().spent == before.spent == 0.0
-        kept = tmp_path / "evaluation"
-        report = json.loads(run("--epsilon", 1.0, "--directory", kept, "--format", "json"))
+        directory = tmp_path / "evaluation"
+        report = json.loads(run("--epsilon", 1.0, "--directory", directory, "--format", "json"))
         # The interval misses by chance in 5% of runs; four times its width in fewer than 1e-12.
         assert abs(report["accuracy"] - _truth()) < 4 * priced["accuracy_error"]
         assert sum(map(sum, report["confusion"])) == pytest.approx(N)
         spent = connected.describe().spent
         assert spent == pytest.approx(priced["quote"]["epsilon"])
-        assert len((kept / "receipts.jsonl").read_text().splitlines()) == 2  # the charge, the release
-        again = json.loads(run("--epsilon", 1.0, "--directory", kept, "--format", "json"))
+        assert len((directory / "receipts.jsonl").read_text().splitlines()) == 2  # the charge, the release
+        again = json.loads(run("--epsilon", 1.0, "--directory", directory, "--format", "json"))
         assert {k: v for k, v in again.items() if k not in ("spent", "remaining")} == {
             k: v for k, v in report.items() if k not in ("spent", "remaining")
         }
         assert connected.describe().spent == spent
-        assert "other options" in run("--epsilon", 0.5, "--directory", kept, status=3)
+        assert "other options" in run("--epsilon", 0.5, "--directory", directory, status=3)
         assert "budget" in run("--epsilon", 4.0, status=8)
         assert "does NOT fit" in run("--epsilon", 20, "--price", status=8)
         assert connected.describe().spent == spent
@@ -212,7 +212,7 @@ def test_a_small_evaluation_is_admitted_after_a_run_at_a_served_hospital(tmp_pat
             return done.output
 
         wishes = ["--method", "statistics", "--epsilon", 1.0, "--evaluate-epsilon", 0.1]
-        told = json.loads(plan(0, *wishes, "--format", "json"))["together"]
+        together = json.loads(plan(0, *wishes, "--format", "json"))["together"]
         too_much = ["--method", "statistics", "--epsilon", 3.99, "--evaluate-epsilon", 0.5]
         assert "together: does NOT fit" in plan(8, *too_much)
         assert json.loads(plan(8, *too_much, "--format", "json"))["fits"] is False
@@ -225,7 +225,7 @@ def test_a_small_evaluation_is_admitted_after_a_run_at_a_served_hospital(tmp_pat
             assert connected.compare(models, epsilon=0.1).epsilon == 0.1
             spent = connected.describe().spent
             assert spent <= 1.1
-            assert spent == pytest.approx(told["epsilon"], rel=0.02)
+            assert spent == pytest.approx(together["epsilon"], rel=0.02)
         assert "--ask tells" in plan(0, *wishes)
         assert "the curator would admit both now" in plan(0, *wishes, "--ask")
         assert "together: does NOT fit" in plan(8, *too_much, "--ask")

@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-TOLD = {
+OUTPUT = {
     "images.ipynb": "before",
     "table.ipynb": "log-loss before",
     "published.ipynb": "the adapted model gets",
@@ -36,7 +36,7 @@ def as_script(notebook: Path) -> str:
 
 
 def test_there_are_three_notebooks_without_outputs_and_a_script_of_forty_lines():
-    assert {path.name for path in (*NOTEBOOKS, EXAMPLES / "own_table.py")} == set(TOLD)
+    assert {path.name for path in (*NOTEBOOKS, EXAMPLES / "own_table.py")} == set(OUTPUT)
     assert len((EXAMPLES / "own_table.py").read_text().splitlines()) <= 40
     for cell in (cell for notebook in NOTEBOOKS for cell in cells(notebook)):
         assert not cell.get("outputs")
@@ -45,7 +45,7 @@ def test_there_are_three_notebooks_without_outputs_and_a_script_of_forty_lines()
 
 @pytest.mark.end_to_end
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", OUTPUT)
 def test_an_example_runs(name, tmp_path):
     path = EXAMPLES / name
     code = path.read_text() if path.suffix == ".py" else as_script(path)
@@ -56,5 +56,5 @@ def test_an_example_runs(name, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     print(done.stdout)
-    assert TOLD[name] in done.stdout
+    assert OUTPUT[name] in done.stdout
     assert (tmp_path / "adapted.safetensors").is_file() == (name != "table.ipynb")

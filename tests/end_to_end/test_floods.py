@@ -124,9 +124,9 @@ def test_a_client_keeps_its_rate_beside_floods(site, tmp_path):
 
             with flooding(6, slow) as slowly:
                 beside_slow = rate()
-    told = f"alone {alone:.2f}, beside {sum(refused)} refused {beside_refused:.2f}, "
-    told += f"beside {sum(connected)} silent connections {beside_silent:.2f}, "
-    print(f"\nsteps a second: {told}beside {sum(slowly)} rounds of slow clients {beside_slow:.2f}")
+    rates = f"alone {alone:.2f}, beside {sum(refused)} refused {beside_refused:.2f}, "
+    rates += f"beside {sum(connected)} silent connections {beside_silent:.2f}, "
+    print(f"\nsteps a second: {rates}beside {sum(slowly)} rounds of slow clients {beside_slow:.2f}")
     assert sum(refused) > 8 * SECONDS  # more than a thread for a quantum each would let through
     assert sum(connected) > 16
     assert beside_refused >= LEAST * alone
@@ -181,7 +181,7 @@ def test_requests_that_are_received_have_bounded_memory(tmp_path, monkeypatch):
 
         unknown, refusals, count = most_beside("revoked", "revoked")
         assert (refusals, count) == ({errors.CredentialsInvalid}, 20)
-        known, refusals, count = most_beside("one", "two")
+        registered, refusals, count = most_beside("one", "two")
         assert refusals <= {errors.RequestInvalid, errors.TooManyRequests}
         assert errors.RequestInvalid in refusals
         assert count == 20
@@ -189,6 +189,6 @@ def test_requests_that_are_received_have_bounded_memory(tmp_path, monkeypatch):
             client.close()
     finally:
         curator.stop()
-    print(f"\nMiB beside 300 of a revoked client: {unknown:.0f}; of two registered clients: {known:.0f}")
+    print(f"\nMiB beside 300 of a revoked client: {unknown:.0f}; of two registered clients: {registered:.0f}")
     assert unknown < 15
-    assert known < 4 * allowed
+    assert registered < 4 * allowed

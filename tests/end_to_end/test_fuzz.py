@@ -64,7 +64,7 @@ def test_no_random_graph_ends_as_an_incident(count, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("defect", ["an escaping error", "an incident", "a charge that was refused", "a wrong reply"])
-def test_a_defect_is_found(defect, tmp_path, monkeypatch):
+def test_a_defect_is_detected(defect, tmp_path, monkeypatch):
     with Site(tmp_path) as site:
         valid = seeds.make(site)["OpenRun"][0]
         data = valid.SerializeToString()
@@ -105,7 +105,7 @@ def test_a_real_curator_survives_bytes_from_the_wire(tmp_path):
         with Site(tmp_path / "model") as site:  # its requests name runs that the real curator does not know
             mutator = Mutator(seeds.make(site), random.Random(3))
         strange = []
-        known = {row.error for row in REASONS if row.reason != "INTERNAL"}
+        reasons = {row.error for row in REASONS if row.reason != "INTERNAL"}
         with grpc.secure_channel(hospital.address, credentials) as channel:
             for number in range(250):
                 kind = KINDS[number % len(KINDS)]
@@ -114,15 +114,15 @@ def test_a_real_curator_survives_bytes_from_the_wire(tmp_path):
                     call(mutator.request(kind), timeout=60)
                 except grpc.RpcError as error:
                     undecodable = error.code() is grpc.StatusCode.INTERNAL and "deserializing" in error.details()
-                    if not undecodable and type(from_rpc_error(error)) not in known:
+                    if not undecodable and type(from_rpc_error(error)) not in reasons:
                         strange.append(f"{kind}: {error}")
         assert strange == []
         with RawClient(hospital.address, credentials=folder) as client:
             assert client.describe().records == 200
         # A team's wish for more budget is an entry of the ledger, and changes nothing else.
-        told = {"ledger_head", "ledger_entries"}
+        grow = {"ledger_head", "ledger_entries"}
         after = hospital.json("budget")
-        assert {key: after[key] for key in after.keys() - told} == {key: before[key] for key in before.keys() - told}
+        assert {key: after[key] for key in after.keys() - grow} == {key: before[key] for key in before.keys() - grow}
         assert not hospital.home.incidents.exists()
     finally:
         hospital.stop()

@@ -48,11 +48,11 @@ def test_a_hospital_s_table_is_generated_once_and_drawn_for_ever(tmp_path):
             assert priced["fits"] is True
             assert connected.describe().spent == 0.0
             words = ["--directory", tmp_path / "run", "--purpose", "a first look"]
-            told = json.loads(run(*words, "--out", out, "--rows", "100", "--records", tmp_path / "rows.npz"))
-            assert told["facts"]["purpose"] == "a first look"
+            report = json.loads(run(*words, "--out", out, "--rows", "100", "--records", tmp_path / "rows.npz"))
+            assert report["facts"]["purpose"] == "a first look"
             spent = connected.describe().spent
             assert spent == pytest.approx(priced["epsilon"])
-            assert told["facts"]["guarantee"]["epsilon"] == pytest.approx(spent)
+            assert report["facts"]["guarantee"]["epsilon"] == pytest.approx(spent)
             run(*words, "--out", tmp_path / "again.safetensors")  # the same run, from the same directory
             assert connected.describe().spent == spent
             run("--out", tmp_path / "other.safetensors", status=8)  # a second one does not fit

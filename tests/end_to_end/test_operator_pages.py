@@ -55,9 +55,9 @@ def type_again(shell: Shell, page: list) -> None:
     assert not unused, "no command of the page begins like this any more"
     for step in page:
         if isinstance(step, Command):
-            told = next((value for words, value in AGAIN.items() if words in step.line), (step.code, ""))
-            if told is not None:
-                code, advice = told
+            answer = next((value for words, value in AGAIN.items() if words in step.line), (step.code, ""))
+            if answer is not None:
+                code, advice = answer
                 shell.do(Command(step.line, [f"...{advice}..."], code), {}, where="typed again", here=True)
 
 
@@ -88,7 +88,7 @@ class Hour:
     def hand_over(self, file: str, name: str) -> None:
         shutil.copy(self.team.directory / file, self.operator.directory / name)
 
-    def told(self, name: str) -> Callable[[], str]:
+    def fingerprint(self, name: str) -> Callable[[], str]:
         """What the team reads out of a request's fingerprint."""
         return lambda: request_fingerprint((self.operator.directory / name).read_bytes())[:16]
 
@@ -111,7 +111,7 @@ def test_the_first_hour_of_both(hour):
         """The team's page begins; where the operator is needed, the operator's page goes on, and then the rest."""
         hour.hand_over("client/client.csr", "ml-team.csr")
         hour.operator.read(
-            OPERATOR / "first-hour.md", {"the team trains": the_rest}, {"TOLD": hour.told("ml-team.csr")}
+            OPERATOR / "first-hour.md", {"the team trains": the_rest}, {"TOLD": hour.fingerprint("ml-team.csr")}
         )
 
     def the_rest() -> None:
@@ -201,8 +201,8 @@ def test_incidents(hour):
         copy = HomeDirectory(Path(shutil.copytree(hour.home, hour.operator.directory / "copy")))
         with copy.open_ledger(here=False) as ledger:
             asked = Request(client="ml-team", request_id="at the copy", digest="d" * 64)
-            known = ledger.runs()[-1]
-            released = ledger.open_run(asked, event=known.event, parameters=known.parameters)
+            last = ledger.runs()[-1]
+            released = ledger.open_run(asked, event=last.event, parameters=last.parameters)
         with HomeDirectory(hour.home).open_ledger() as ledger, pytest.raises(LedgerCorrupt, match="lacks entry"):
             ledger.hold_to(released.receipt.entry)
 
@@ -229,7 +229,7 @@ def test_incidents(hour):
         },
         {
             "FINGERPRINT": lambda: fingerprints[0],
-            "TOLD": hour.told("new.csr"),
+            "TOLD": hour.fingerprint("new.csr"),
             "RUN": lambda: hour.asks("dpswd-curator runs")[-1]["run_id"],
         },
         here=True,

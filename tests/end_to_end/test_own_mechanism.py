@@ -77,9 +77,9 @@ def test_a_mechanism_of_a_tests_own_from_offer_to_exhausted_budget(hospital, tmp
     # Offered, planned with, and killed when its first step has seen the records.
     hospital.start(stop_at=("averaged", "kill"))
     with _connect(hospital, checkpoint) as connected:
-        told = connected.describe()
-        assert CLIPPED_MEAN.name in told.mechanisms
-        assert {m.name for m in ALL_MECHANISMS.values() if not m.needs_labels} < set(told.mechanisms)
+        description = connected.describe()
+        assert CLIPPED_MEAN.name in description.mechanisms
+        assert {m.name for m in ALL_MECHANISMS.values() if not m.needs_labels} < set(description.mechanisms)
         model = _model(connected)
         assert f"match-means: {STEPS} steps, each on {BATCH} of {len(RECORDS)} records" in str(model.plan)
         assert connected.describe().spent == 0.0

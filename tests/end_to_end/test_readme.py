@@ -68,10 +68,10 @@ def test_the_session_runs_as_written_and_prints_what_the_readme_shows(tmp_path, 
     adapted = load_adapted(tmp_path / "adapted.safetensors")
     assert adapted is not None
     plan, answer = re.findall(r"```text\n(.*?)\n```", README.read_text(), re.DOTALL)[0].split("Your model")
-    told_plan, told_answer = capsys.readouterr().out.split("Your model")
-    assert re.fullmatch(re.escape(plan).replace(r"\.\.\.", ".*"), told_plan, re.DOTALL), told_plan
+    printed_plan, printed_answer = capsys.readouterr().out.split("Your model")
+    assert re.fullmatch(re.escape(plan).replace(r"\.\.\.", ".*"), printed_plan, re.DOTALL), printed_plan
     # What it says at the end depends on the hospital's noise.
-    assert [text.startswith((" was changed for ward: ", " is kept for ward")) for text in (answer, told_answer)] == [
+    assert [text.startswith((" was changed for ward: ", " is kept for ward")) for text in (answer, printed_answer)] == [
         True,
         True,
     ]

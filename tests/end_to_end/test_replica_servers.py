@@ -137,9 +137,9 @@ def test_two_replicas_never_overspend_one_budget(hospital):
             thread.start()
         for thread in threads:
             thread.join(timeout=120)
-        told = there.describe().data_set_budget
+        budget = there.describe().data_set_budget
     assert sorted(outcomes) == ["charged"] * 3 + ["refused"] * 5
-    assert told.spent <= told.epsilon
+    assert budget.spent <= budget.epsilon
     with first.home.open_ledger() as ledger:
         report = ledger.verify()
     assert report.ok

@@ -179,9 +179,9 @@ def test_ctrl_c_in_the_middle_of_a_training_and_again(source, tmp_path):
     assert "continue it with --resume" in said
     code, said = typed([*command, "--resume", "--format", "json"], cwd=tmp_path)
     assert code == 0, said
-    found = json.loads(said[said.index("{\n") :])
-    assert found["spent"] == pytest.approx(1.0, abs=1e-3)
-    assert found["runs"][0]["sites"][0]["steps"] == 30
+    report = json.loads(said[said.index("{\n") :])
+    assert report["spent"] == pytest.approx(1.0, abs=1e-3)
+    assert report["runs"][0]["sites"][0]["steps"] == 30
     assert (tmp_path / "model.safetensors").exists()
 
 
@@ -211,7 +211,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_charged(
     assert "nothing was charged" in done.stderr
 
 
-def test_a_full_disk_is_found_before_anything_is_charged(hospital, source, tmp_path):
+def test_a_full_disk_is_noticed_before_anything_is_charged(hospital, source, tmp_path):
     before = hospital.budget()
     words = [*at(hospital), "--epsilon", 1, "--save", "model.safetensors"]
     code, said = finished(train(source, *words), cwd=tmp_path, preexec_fn=small_files)

@@ -72,8 +72,8 @@ def test_two_hospitals_labels_make_one_model_at_one_charge_each(hospitals, tmp_p
         credentials={name: hospital.credentials for name, hospital in hospitals.items()},
         run_directory=tmp_path / "run",
     ) as sites:
-        told = sites.describe()
-        assert all("class_statistics" in one.mechanisms for one in told.values())
+        descriptions = sites.describe()
+        assert all("class_statistics" in one.mechanisms for one in descriptions.values())
         asked = problem(sites, shared=True, checkpoint=tmp_path / "run")
         trained = approach("statistics").train(asked)
         assert [report["state"] for report in trained.reports] == ["finished", "finished"]
@@ -173,17 +173,17 @@ def test_the_operator_keeps_a_team_from_labels(hospitals):
     south.start()
     try:
         with Hospital.connect(south.address, credentials=south.credentials) as connected:
-            told = connected.describe()
-            assert told.mechanisms == ("quantiles", "rows")
+            description = connected.describe()
+            assert description.mechanisms == ("quantiles", "rows")
             with pytest.raises(InvalidValue, match=r"clients\.mechanisms"):
                 connected.plan(Statistics(), epsilon=0.5)
-            allowed = replace(told, mechanisms=("class_statistics",))
+            allowed = replace(description, mechanisms=("class_statistics",))
             connected.describe, describe = (lambda: allowed), connected.describe  # a client that does not look
             plan = connected.plan(Statistics(), epsilon=0.5)
             connected.describe = describe
             with pytest.raises(RequestInvalid, match="not allowed to ml-team; the operator allows quantiles, rows"):
                 connected.open(plan, nn.Linear(WIDTH, WIDTH).eval())
-            assert connected.describe().spent == told.spent
+            assert connected.describe().spent == description.spent
     finally:
         south.stop()
         settings.write_text(before)
@@ -201,12 +201,12 @@ def test_the_command_rehearses_with_labels_and_saves_a_model(tmp_path, method, s
     words += ["--keep-best", "--evaluate-epsilon", "0.5"]
     done = CliRunner().invoke(main, [*words, "--source-epochs", "10", "--save", str(path), "--format", "json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert (found["method"], found["steps"]) == (method, steps)
-    assert 3.9 < found["spent"] <= 4.5
-    assert ": adapted is delivered" in found["runs"][0]["sites"][0]["finding"]
-    assert found["adapted"] > found["source_only"] + 5.0
-    assert 0.0 < found["control"] < found["adapted"]
+    report = json.loads(done.stdout)
+    assert (report["method"], report["steps"]) == (method, steps)
+    assert 3.9 < report["spent"] <= 4.5
+    assert ": adapted is delivered" in report["runs"][0]["sites"][0]["finding"]
+    assert report["adapted"] > report["source_only"] + 5.0
+    assert 0.0 < report["control"] < report["adapted"]
     assert load_adapted(path, device="cpu").classes == 10
     dry = CliRunner().invoke(main, [*words, "--dry-run", "--format", "json"])
     assert dry.exit_code == 0, dry.output

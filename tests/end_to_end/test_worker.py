@@ -143,11 +143,11 @@ def test_a_worker_inherits_no_secrets(pool, monkeypatch):
     monkeypatch.setenv("DPSWD_CURATOR_SECRET", "hush")
     fresh = WorkerPool(settings(), workers=1)
     try:
-        found = ask(fresh, {"op": "environment"})["environment"]
+        environment = ask(fresh, {"op": "environment"})["environment"]
     finally:
         fresh.close()
-    assert not [name for name in found if "DPSWD" in name]
-    assert set(found) <= {"PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
+    assert not [name for name in environment if "DPSWD" in name]
+    assert set(environment) <= {"PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
                           "CUDA_VISIBLE_DEVICES", "SYSTEMROOT", "LC_CTYPE",
                           "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}  # fmt: skip
 
@@ -327,10 +327,10 @@ def test_a_step_keeps_its_memory_for_its_like_and_leaves_none_to_others(pool):
         evaluate(pool, large, records=records)
         faults.append(page_faults(pid) - before)
     assert min(faults) < 1000, faults
-    kept = resident(pid)
+    held = resident(pid)
     evaluate(pool, source(small()))
     assert pool.pids[0] == pid
-    assert kept - resident(pid) > 4 * MEBIBYTE
+    assert held - resident(pid) > 4 * MEBIBYTE
 
 
 def test_what_is_done_meanwhile_is_done_once_while_the_worker_computes(pool):

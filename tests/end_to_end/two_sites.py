@@ -42,7 +42,7 @@ class Sites:
         address: of the engine.
         project: compose's name for it.
         story: what the first hospital's report printed.
-        told: the first hospital's budget when the story had ended.
+        after_story: the first hospital's budget when the story had ended.
         seconds: how long each of the stories took, by the service that ends it.
         console_port: of the loopback, at which the first hospital's console is published.
     """
@@ -51,7 +51,7 @@ class Sites:
     address: str
     project: str
     story: str = ""
-    told: dict[str, Any] = field(default_factory=dict)
+    after_story: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     console_port: int = field(default_factory=own_port)
 
@@ -73,17 +73,17 @@ class Sites:
     def tell(self, report: str, *profile: str) -> str:
         """Runs everything that this report depends on, in order, and then the report; what it printed."""
         begun = time.monotonic()
-        told = self.compose(*profile, "run", "--rm", report)
+        done = self.compose(*profile, "run", "--rm", report)
         self.seconds[report] = time.monotonic() - begun
-        if told.returncode != 0:
+        if done.returncode != 0:
             logs = self.compose(*profile, "logs", "--no-color").stdout
-            raise AssertionError(f"{told.stdout[-2000:]}\n{told.stderr[-2000:]}\n{logs[-6000:]}")
-        return told.stdout
+            raise AssertionError(f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}\n{logs[-6000:]}")
+        return done.stdout
 
     def container(self, service: str):
-        found = self.docker.containers.list(all=True, filters={"label": self.labels(service)})
-        assert found, f"the service {service} has no container"
-        return found[0]
+        containers = self.docker.containers.list(all=True, filters={"label": self.labels(service)})
+        assert containers, f"the service {service} has no container"
+        return containers[0]
 
     def labels(self, service: str) -> list[str]:
         return [f"com.docker.compose.project={self.project}", f"com.docker.compose.service={service}"]
@@ -121,10 +121,10 @@ class Sites:
     def leave(self, epsilon: float) -> None:
         """The operator of the first hospital sets its budget to so much above what is spent."""
         now = self.budget()
-        wanted = now["epsilon_spent"] + epsilon
-        change = "extend" if wanted > now["epsilon"] else "lower"
-        confirmed = ("--confirm", f"epsilon {wanted:g}, delta {now['delta']:g}") if change == "extend" else ()
-        self.operator("budget", f"--{change}", str(wanted), "--reason", "next study", *confirmed)
+        total = now["epsilon_spent"] + epsilon
+        change = "extend" if total > now["epsilon"] else "lower"
+        confirmed = ("--confirm", f"epsilon {total:g}, delta {now['delta']:g}") if change == "extend" else ()
+        self.operator("budget", f"--{change}", str(total), "--reason", "next study", *confirmed)
 
     def health(self, service: str = "curator") -> str:
         return self.container(service).attrs["State"]["Health"]["Status"]
@@ -137,14 +137,14 @@ class Sites:
         program = ["/usr/bin/python3", "-I", "-S", "-c", count]
         curator = self.container("curator")
         if curator.status == "running":
-            told = curator.exec_run(program).output
+            output = curator.exec_run(program).output
         else:
             volumes = {self.name("hospital-home"): {"bind": "/var/lib/dpswd", "mode": "rw"}}
-            told = self.docker.containers.run(
+            output = self.docker.containers.run(
                 CURATOR, program[1:], entrypoint=program[:1], remove=True, network_mode="none", read_only=True,
                 volumes=volumes,
             )  # fmt: skip
-        return int(told)
+        return int(output)
 
 
 def finish(container, *, handed: Mapping[str, Path] = MappingProxyType({})) -> str:
@@ -176,6 +176,6 @@ def wait(what: str, condition, *, seconds: float = 120.0) -> None:
 
 def percentage(words: str) -> float:
     """What a hospital found when it applied the delivered model to its own records."""
-    found = re.search(r"accuracy on own labels +([0-9.]+)", words)
-    assert found, words
-    return 100 * float(found[1])
+    match = re.search(r"accuracy on own labels +([0-9.]+)", words)
+    assert match, words
+    return 100 * float(match[1])

@@ -25,8 +25,8 @@ def snippet(section):
 def test_the_session_with_a_labelled_hospital(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    told = mock_description(records=600, record_shape=(6,), epsilon=3.0, delta=1e-5, classes=3)
-    hospital = Hospital(MockCurator(told))
+    description = mock_description(records=600, record_shape=(6,), epsilon=3.0, delta=1e-5, classes=3)
+    hospital = Hospital(MockCurator(description))
     source = torch.utils.data.TensorDataset(torch.randn(96, 6), torch.arange(96) % 3)
     names = {
         "hospital": hospital,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from signs import ALPHA
 
-from benchmarks.detectors import Verdict, planted, told, watched
+from benchmarks.detectors import Verdict, judge, planted, watched
 from benchmarks.operation_times import CASES
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
@@ -45,11 +45,11 @@ def test_the_distinguisher_finds_three_percent_and_finds_nothing_in_chance():
     """The generator is seeded: the numbers are the same each time."""
     generator = np.random.default_rng(1)
     by_chance = made_pairs(generator, 2000, overruns=(0.1, 0.1))
-    assert told(by_chance, generator).pvalue > 0.01
-    assert told(planted(by_chance, 0.05, generator), generator).pvalue < ALPHA
-    assert told(made_pairs(generator, 800, share=0.03), generator).pvalue < ALPHA
-    assert told(made_pairs(generator, 800, share=-0.03), generator).pvalue < ALPHA  # earlier is told as well
-    assert told(made_pairs(generator, 2000, overruns=(0.0, 0.2)), generator).pvalue < ALPHA
+    assert judge(by_chance, generator).pvalue > 0.01
+    assert judge(planted(by_chance, 0.05, generator), generator).pvalue < ALPHA
+    assert judge(made_pairs(generator, 800, share=0.03), generator).pvalue < ALPHA
+    assert judge(made_pairs(generator, 800, share=-0.03), generator).pvalue < ALPHA  # earlier is told as well
+    assert judge(made_pairs(generator, 2000, overruns=(0.0, 0.2)), generator).pvalue < ALPHA
 
 
 @pytest.mark.statistical
@@ -63,12 +63,12 @@ def test_no_operation_tells_one_record(pool):
     """
     generator, seen = np.random.default_rng(), np.empty((0, 2, 2))
     for _ in range(_ROUNDS):
-        found = watched(pool, CASES, pairs=8, generator=generator, targets=MIN_BATCH_SIZE)
-        seen = np.concatenate([seen, *found.values()])
-        delay = told(planted(seen, 3 / MIN_BATCH_SIZE, generator), generator)
+        pairs = watched(pool, CASES, pairs=8, generator=generator, targets=MIN_BATCH_SIZE)
+        seen = np.concatenate([seen, *pairs.values()])
+        delay = judge(planted(seen, 3 / MIN_BATCH_SIZE, generator), generator)
         if delay.pvalue < ALPHA:
             break
-    record = told(seen, generator)
+    record = judge(seen, generator)
     print(f"\nrecord: {record}; planted: {delay}")
     assert delay.pvalue < ALPHA, "the machine is too unsteady for this test to see anything"
     assert record.pvalue > ALPHA / _ROUNDS
@@ -83,14 +83,14 @@ def test_no_operation_tells_one_record_in_a_hundred_thousand_pairs(pool):
     False alarm: 1e-6. Power: a request that takes 3% longer is found.
     """
     generator = np.random.default_rng()
-    found = watched(pool, CASES, pairs=-(-PAIRS // len(CASES)), generator=generator)
+    pairs = watched(pool, CASES, pairs=-(-PAIRS // len(CASES)), generator=generator)
     record, delay = Verdict(), Verdict()
-    for name, seen in found.items():
-        own = told(seen, generator)
+    for name, seen in pairs.items():
+        own = judge(seen, generator)
         print(f"{name}: {own}")
-        assert own.pvalue > ALPHA / 2 / len(found), name
-        record, delay = record + own, delay + told(planted(seen, 0.03, generator), generator)
+        assert own.pvalue > ALPHA / 2 / len(pairs), name
+        record, delay = record + own, delay + judge(planted(seen, 0.03, generator), generator)
     print(f"record: {record}; planted: {delay}")
-    assert sum(map(len, found.values())) >= PAIRS
+    assert sum(map(len, pairs.values())) >= PAIRS
     assert delay.pvalue < ALPHA, "the machine is too unsteady for this test to see anything"
     assert record.pvalue > ALPHA / 2

@@ -74,12 +74,12 @@ def _chi_square(counts: NDArray, expected: NDArray[np.float64]) -> float:
     """Classes of fewer than FEWEST values are put together, on each side."""
     enough = np.flatnonzero(expected >= FEWEST)
     first, last = enough[0], enough[-1] + 1
-    observed, wanted = (
+    observed, grouped = (
         np.r_[values[:first].sum(), values[first:last], values[last:].sum()] for values in (counts, expected)
     )
-    kept = wanted >= 1
-    statistic = float(((observed[kept] - wanted[kept]) ** 2 / wanted[kept]).sum())
-    return float(chi2.sf(statistic, kept.sum() - 1))
+    filled = grouped >= 1
+    statistic = float(((observed[filled] - grouped[filled]) ** 2 / grouped[filled]).sum())
+    return float(chi2.sf(statistic, filled.sum() - 1))
 
 
 def test_the_exact_law_is_the_table_s() -> None:

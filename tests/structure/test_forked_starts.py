@@ -38,7 +38,7 @@ def loaded_torch(process):
 @pytest.mark.parametrize("session", [True, False])
 def test_it_tells_the_same_of_itself(tmp_path, session):
     reading, writing = os.pipe()
-    told = []
+    reports = []
     for truly in (True, False):
         process = started(
             SCRIPT, "7", truly=truly, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "/nowhere", "ONE": "2"},
@@ -46,11 +46,11 @@ def test_it_tells_the_same_of_itself(tmp_path, session):
         )  # fmt: skip
         out, words = process.communicate(b"something")
         assert process.returncode == 7
-        told.append({**json.loads(out), "error": words.decode()})
+        reports.append({**json.loads(out), "error": words.decode()})
     os.close(reading)
     os.close(writing)
-    assert told[0] == told[1]
-    assert told[1]["parent"] == os.getpid()
+    assert reports[0] == reports[1]
+    assert reports[1]["parent"] == os.getpid()
 
 
 @pytest.fixture

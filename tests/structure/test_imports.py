@@ -16,16 +16,16 @@ PACKAGE = "dpswd"
 
 def modules():
     """Every file's dotted name, but for generated code."""
-    found = {}
+    files = {}
     for place in (ROOT / PACKAGE).iterdir():  # rglob follows no links
         for file in place.rglob("*.py") if place.is_dir() else [place]:
             if file.suffix == ".py" and "_pb2" not in file.name:
                 name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-                found[name.removesuffix(".__init__")] = file
-    return found
+                files[name.removesuffix(".__init__")] = file
+    return files
 
 
-def imported(tree, known):
+def imported(tree, files):
     """The modules of this project that a file imports anywhere in it."""
     for node in ast.walk(tree):
         names = []
@@ -34,23 +34,23 @@ def imported(tree, known):
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            while name and name not in known:
+            while name and name not in files:
                 name = name.rpartition(".")[0]
             if name:
                 yield name
 
 
 def graph():
-    known = modules()
-    return {name: set(imported(ast.parse(file.read_text()), known)) - {name} for name, file in known.items()}
+    files = modules()
+    return {name: set(imported(ast.parse(file.read_text()), files)) - {name} for name, file in files.items()}
 
 
 @pytest.mark.long
 def test_no_file_imports_itself_by_a_detour():
-    found = graph()
-    assert len(found) > 200
+    imports = graph()
+    assert len(imports) > 200
     try:
-        list(TopologicalSorter(found).static_order())
+        list(TopologicalSorter(imports).static_order())
     except CycleError as error:
         pytest.fail(f"an import circle: {' <- '.join(error.args[1])}")
 
@@ -65,13 +65,13 @@ def test_small_commands_start_without_torch():
         "    importlib.import_module(name)\n"
         "    assert 'torch' not in sys.modules, name"
     )
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *commands], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_a_circle_would_be_found(tmp_path):
+def test_a_circle_would_be_detected(tmp_path):
     code = "from a import b\ndef f():\n    import c.d\n"
     assert set(imported(ast.parse(code), {"a.b", "c"})) == {"a.b", "c"}
     with pytest.raises(CycleError):

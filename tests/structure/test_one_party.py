@@ -60,22 +60,22 @@ def required(*extras: str) -> set[str]:
     """The distributions that the base and these extras install, with all that they need in turn."""
     extra = [line for name in extras for line in PROJECT["optional-dependencies"][name]]
     ahead = [Requirement(line) for line in PROJECT["dependencies"] + extra]
-    found: set[tuple[str, frozenset[str]]] = set()
+    requirements: set[tuple[str, frozenset[str]]] = set()
     while ahead:
         one = ahead.pop()
         name = canonicalize_name(one.name)
-        if (name, frozenset(one.extras)) in found:
+        if (name, frozenset(one.extras)) in requirements:
             continue
-        found.add((name, frozenset(one.extras)))
+        requirements.add((name, frozenset(one.extras)))
         try:
             further = metadata.requires(name) or []
         except metadata.PackageNotFoundError:  # of another system
             continue
         for requirement in map(Requirement, further):
-            wanted = [{"extra": each} for each in ("", *one.extras)]
-            if requirement.marker is None or any(requirement.marker.evaluate(each) for each in wanted):
+            environments = [{"extra": each} for each in ("", *one.extras)]
+            if requirement.marker is None or any(requirement.marker.evaluate(each) for each in environments):
                 ahead.append(requirement)
-    return {name for name, _ in found}
+    return {name for name, _ in requirements}
 
 
 @functools.cache
@@ -103,13 +103,13 @@ def modules(*places: str) -> list[str]:
 
 def imported(file: Path) -> set[str]:
     """The first word of every import of a file, inside functions too."""
-    found = set()
+    packages = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
-    return found
+            packages.add(node.module.partition(".")[0])
+    return packages
 
 
 def extras_of(file: str, party: str) -> list[str]:
@@ -163,7 +163,7 @@ def test_what_one_party_alone_needs_is_not_in_the_base():
     assert "autodp" not in base  # `shared` names it for the curator's second accountant
 
 
-def test_a_blocked_package_would_be_found():
+def test_a_blocked_package_would_be_detected():
     curator, client = blocked("curator"), blocked("client")
     assert {"sklearn", "ot", "lightgbm", "yaml", "tensorboard"} <= curator
     assert {"prometheus_client", "starlette", "psycopg", "autodp"} <= client

@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = ("benchmarks", "deploy", "dpswd", "private_curator", "public_client", "shared", "tests")
 VERSIONS = sorted(
-    tuple(map(int, found.groups()))
+    tuple(map(int, match.groups()))
     for line in PROJECT["classifiers"]
-    if (found := re.fullmatch(r"Programming Language :: Python :: (\d+)\.(\d+)", line))
+    if (match := re.fullmatch(r"Programming Language :: Python :: (\d+)\.(\d+)", line))
 )
 
 

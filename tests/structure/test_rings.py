@@ -25,21 +25,21 @@ def files_of(*folders: str) -> list[Path]:
 
 def imported(tree: ast.AST) -> set[str]:
     """The first word of every import."""
-    found = set()
+    packages = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add((node.module or "").partition(".")[0])
-    return found
+            packages.add((node.module or "").partition(".")[0])
+    return packages
 
 
 def forbidden(ring: str) -> set[str]:
     """What import-linter forbids to a ring, of our own."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     places = {f"dpswd.{folder.replace('/', '.')}" for folder in RINGS[ring]}
-    (found,) = [set(each["forbidden_modules"]) for each in contracts if set(each.get("source_modules", ())) == places]
-    return found
+    (modules,) = [set(each["forbidden_modules"]) for each in contracts if set(each.get("source_modules", ())) == places]
+    return modules
 
 
 def test_everything_of_ours_is_imported_by_the_name_dpswd():
@@ -56,7 +56,7 @@ def test_pages_import_by_the_name_dpswd_as_well():
         assert not re.search(rf"\b(?:from|import) (?:{'|'.join(SIDES)})\b", page.read_text()), page
 
 
-def test_another_way_would_be_found():
+def test_another_way_would_be_detected():
     assert imported(ast.parse("def f():\n    from shared import core\nimport a.b")) == {"shared", "a"}
 
 

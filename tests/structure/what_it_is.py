@@ -25,7 +25,7 @@ if __name__ == "__main__":
         print(json.dumps([done.returncode, json.loads(done.stdout)["parent"] == os.getpid()]))
         sys.exit(0)
     files = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
-    told = {
+    report = {
         "arguments": sys.argv,
         "command": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"),
         "directory": str(Path.cwd()),
@@ -41,6 +41,6 @@ if __name__ == "__main__":
         "threads": threading.active_count(),
         "bytecode": sys.dont_write_bytecode,
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
     sys.stderr.write("a word\n")
     sys.exit(int(how))

@@ -34,9 +34,9 @@ class Accounting:
         Raises:
             InvalidValue: outside of the accountant's range, or under a neighbouring relation that it does not know.
         """
-        known = [member.value for member in NeighbouringRelation]
-        if relation not in known:
-            raise InvalidValue(f"{relation!r} is no neighbouring relation of this accountant; it knows {known}")
+        relations = [member.value for member in NeighbouringRelation]
+        if relation not in relations:
+            raise InvalidValue(f"{relation!r} is no neighbouring relation of this accountant; it knows {relations}")
         return PrivacyBudget(epsilon=epsilon, delta=delta, relation=NeighbouringRelation(relation))
 
     def filter_for(self, budget: PrivacyBudget, plan: RunEvent) -> PrivacyFilter:
@@ -60,7 +60,7 @@ class Accounting:
 
     def price_from_json(self, text: str) -> Price:
         """The price that an entry holds."""
-        return _known_price(text)
+        return _price(text)
 
     def event_to_json(self, event: RunEvent) -> str:
         """The event as entries hold it."""
@@ -68,7 +68,7 @@ class Accounting:
 
     def event_from_json(self, text: str) -> RunEvent:
         """The event that an entry holds."""
-        return _known_event(text)
+        return _event(text)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -78,5 +78,5 @@ def _hold(filter_: PrivacyFilter, event: RunEvent, price: Price) -> None:
 
 
 # Each step of a run reads the run's event several times, and runs of one plan have one price; a text never changes.
-_known_price = functools.lru_cache(maxsize=256)(Price.from_json)
-_known_event = functools.lru_cache(maxsize=256)(event_from_json)
+_price = functools.lru_cache(maxsize=256)(Price.from_json)
+_event = functools.lru_cache(maxsize=256)(event_from_json)

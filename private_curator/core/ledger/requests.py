@@ -77,10 +77,10 @@ def opened_before(connection: Session, accounting: Accounting, request: Request)
     Raises:
         RequestIdReused: the id stands for another request.
     """
-    known = _known(connection, request)
-    if known is None:
+    bound = _find_binding(connection, request)
+    if bound is None:
         return None
-    run_id, step, _ = known
+    run_id, step, _ = bound
     if step != 0:
         raise _reused()
     return load_run(connection, accounting, run_id)
@@ -93,11 +93,11 @@ def answered(connection: Session, run_id: str, request: Request) -> StoredReply 
         RequestIdReused: the id stands for another request.
         RunFinished: the reply was discarded.
     """
-    known = _known(connection, request)
-    if known is None:
+    bound = _find_binding(connection, request)
+    if bound is None:
         return None
-    known_run, step, _ = known
-    if known_run != run_id or step == 0:
+    bound_run, step, _ = bound
+    if bound_run != run_id or step == 0:
         raise _reused()
     row = connection.execute("SELECT seq, reply FROM replies WHERE run_id = ? AND step = ?", (run_id, step)).fetchone()
     if row is None:
@@ -164,14 +164,14 @@ def bind(
     if run.pruned:
         raise RunFinished("the operator has closed this run; open another run")
     transaction.books.active(request.client)
-    known = _known(connection, request)
-    if known is not None and unstored == known[2]:  # nobody took it over since
-        _, step, attempt = known
-    elif known is not None:
-        step, attempt = known[1], known[2] + 1
+    bound = _find_binding(connection, request)
+    if bound is not None and unstored == bound[2]:  # nobody took it over since
+        _, step, attempt = bound
+    elif bound is not None:
+        step, attempt = bound[1], bound[2] + 1
         if max_attempts is not None and attempt > max_attempts:
             raise StepGivenUp(
-                f"step {step} of this run failed {known[2]} times and is not computed again; it stays charged: go on "
+                f"step {step} of this run failed {bound[2]} times and is not computed again; it stays charged: go on "
                 "with the run's next step under a new request id"
             )
         transaction.append(Kind.STEP_RESUMED, {"run": run_id, "step": step, "attempt": attempt})
@@ -196,7 +196,7 @@ def _bound(transaction: Open, request: Request, *, run_id: str, step: int, attem
     )
 
 
-def _known(connection: Session, request: Request) -> tuple[str, int, int] | None:
+def _find_binding(connection: Session, request: Request) -> tuple[str, int, int] | None:
     """The run, the step and the attempts of a request that was made before.
 
     Raises:

@@ -32,7 +32,7 @@ CENTRE = _COLUMNS >> 1  # column c stands for the value c - CENTRE
 _TOTAL_BITS = 128  # probabilities are integers in units of 2^-128
 _CAPACITY = 1 << (_TOTAL_BITS - COLUMN_BITS)  # each column's share of the mass, 2^112
 _FRACTION_BITS = 224  # of the fixed-point arithmetic; 96 guard bits beyond the table's own
-_KEPT_SIGMAS = 16  # standard deviations kept; Phi(-16) = 2^-188.6
+_CUT_SIGMAS = 16  # standard deviations kept; Phi(-16) = 2^-188.6
 _BLOCK = 1 << 14  # values at a time: words, thresholds and results stay in a core's own cache
 
 
@@ -106,7 +106,7 @@ def gaussian_weights(exponent: int) -> list[int]:
     """
     steps = 1 << exponent
     one = 1 << _FRACTION_BITS
-    cells = min(_KEPT_SIGMAS * steps, CENTRE - 1)
+    cells = min(_CUT_SIGMAS * steps, CENTRE - 1)
     delta_squared = one // (4 * steps * steps)
     density = one  # exp(-n^2 / (2 R^2)), in fixed point
     ratio = _exponential(one // (2 * steps * steps))  # exp(-(2 n + 1) / (2 R^2)), the next density over this one

@@ -26,7 +26,7 @@ Integer = Literal["int16", "int24", "int32", "int64"]
 _BITS: dict[Integer, int] = {"int16": 16, "int24": 24, "int32": 32, "int64": 64}
 _TYPES = {"int16": torch.int16, "int24": torch.int32, "int32": torch.int32, "int64": torch.int64}
 """In memory."""
-_KEPT_SIGMAS = 16  # no noise lies further out
+_CUT_SIGMAS = 16  # no noise lies further out
 _BLUR_STEPS = 4  # deviation of the small noise of `release_finely`, in steps of the usual grid
 _FINEST_EXPONENT = 2 * GRID_EXPONENT - 2  # the small noise's own grid: 4 sigma 2^-11 2^-11
 _COARSE_EXPONENT = 14  # of a sum's grid in 32 bits: a coarser one would cost more than its bytes save
@@ -227,13 +227,13 @@ def finest_exponent(bound: float, *, sigma: float) -> int:
         InvalidValue: not even the coarsest grid will do, or sigma is no sigma.
     """
     grid_step(sigma)
-    reach = bound / sigma + _KEPT_SIGMAS
+    reach = bound / sigma + _CUT_SIGMAS
     for exponent in range(_FINEST_EXPONENT, GRID_EXPONENT - 1, -1):
         if reach * 2.0**exponent <= _limit("int32"):
             return exponent
     raise InvalidValue(
         f"a sum of up to {bound:g} does not fit in 32 bits at noise sigma {sigma:g}; the sum over sigma must stay "
-        f"below {2**20 - _KEPT_SIGMAS - 1}: use more noise"
+        f"below {2**20 - _CUT_SIGMAS - 1}: use more noise"
     )
 
 
@@ -251,7 +251,7 @@ def sum_grid(bound: float, *, sigma: float) -> tuple[int, Integer]:
         InvalidValue: the signal could leave the integers that float64 holds, or sigma is no sigma.
     """
     grid_step(sigma)
-    reach = bound / sigma + _KEPT_SIGMAS
+    reach = bound / sigma + _CUT_SIGMAS
     for exponent in range(_FINEST_EXPONENT, _COARSE_EXPONENT - 1, -1):
         if reach * 2.0**exponent <= _limit("int32"):
             return exponent, "int32"
@@ -259,7 +259,7 @@ def sum_grid(bound: float, *, sigma: float) -> tuple[int, Integer]:
         return _FINEST_EXPONENT, "int64"
     raise InvalidValue(
         f"a sum of up to {bound:g} does not fit in 52 bits at noise sigma {sigma:g}; the sum over sigma must stay "
-        f"below {2**32 - _KEPT_SIGMAS}: use more noise"
+        f"below {2**32 - _CUT_SIGMAS}: use more noise"
     )
 
 

@@ -104,14 +104,14 @@ def hold(
 
 def sharp_orders(step: StepEvent) -> tuple[float, ...]:
     """2, 3, and the least odd orders at which (order-1) eps of the pair reaches each of `SHARP`."""
-    return tuple(sorted({2.0, 3.0, *(float(_least_odd_order(step, wanted)) for wanted in SHARP)}))
+    return tuple(sorted({2.0, 3.0, *(float(_least_odd_order(step, exponent)) for exponent in SHARP)}))
 
 
-def _least_odd_order(step: StepEvent, wanted: float) -> int:
+def _least_odd_order(step: StepEvent, exponent: float) -> int:
     low, high = 1, LARGEST_PROBE // 2
     while low < high:
         middle = (low + high) // 2
-        reached = float(lower_costs(step, np.array([2.0 * middle + 1.0]))[0]) * 2.0 * middle >= wanted
+        reached = float(lower_costs(step, np.array([2.0 * middle + 1.0]))[0]) * 2.0 * middle >= exponent
         low, high = (low, middle) if reached else (middle + 1, high)
     return 2 * low + 1
 

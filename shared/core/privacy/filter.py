@@ -141,12 +141,12 @@ class PrivacyFilter:
         Raises:
             RelationMismatch: the event is under another neighbouring relation than the budget.
         """
-        known = self._prices.get(event)
-        if known is None:
+        price = self._prices.get(event)
+        if price is None:
             if len(self._prices) >= MAX_CACHED_PRICES:
                 self._prices.clear()
-            known = self._prices[event] = self._price(event)
-        return known
+            price = self._prices[event] = self._price(event)
+        return price
 
     def _price(self, event: RunEvent) -> Price:
         if event.relation is not self.budget.relation:

@@ -147,13 +147,11 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
         self, request: SinkhornRequest, declared: SinkhornDeclaration, facts: Facts, limits: Limits
     ) -> list[Violation]:
         """See `Mechanism`."""
-        broken, wanted = [], (declared.points + declared.fresh, facts.model.feature_dimension)
-        if request.points.shape != wanted:
-            broken.append(("payload.points", f"has shape {request.points.shape}; this run declared {wanted}"))
-        if len(request.labels) != wanted[0]:
-            broken.append(
-                ("payload.labels", f"has {len(request.labels)} classes; this run declared {wanted[0]} points")
-            )
+        broken, shape = [], (declared.points + declared.fresh, facts.model.feature_dimension)
+        if request.points.shape != shape:
+            broken.append(("payload.points", f"has shape {request.points.shape}; this run declared {shape}"))
+        if len(request.labels) != shape[0]:
+            broken.append(("payload.labels", f"has {len(request.labels)} classes; this run declared {shape[0]} points"))
         if request.labels and max(request.labels) >= declared.classes:
             text = f"holds {max(request.labels)}; classes are 0 to {declared.classes - 1}"
             broken.append(("payload.labels", text))

@@ -102,9 +102,9 @@ def sinkhorn(x: Tensor, y: Tensor, *, l1: float = 0.0, blur: float, iterations: 
         Scalar; its gradient in x and y is that at the coupling.
     """
     cost = ground_cost(x, y, l1=l1)
-    found = coupling(cost, blur=blur, iterations=iterations, tolerance=tolerance)
-    moved: Tensor = (found.plan * (cost - cost.detach())).sum()
-    return found.value + moved
+    transport = coupling(cost, blur=blur, iterations=iterations, tolerance=tolerance)
+    moved: Tensor = (transport.plan * (cost - cost.detach())).sum()
+    return transport.value + moved
 
 
 def _smallest(values: Tensor, blur: float, *, dim: int) -> Tensor:

@@ -56,18 +56,18 @@ def operator(bare):
 
 def test_init_declares_the_range_and_preflight_minds_where_there_is_none(bare, tmp_path):
     bare.init("--value-range", "-9,9")
-    (found,) = (row for row in bare.json("preflight") if row["check"] == "data contract")
-    assert (found["ok"], found["mind"], found["finding"]) == (True, False, "-9 to 9")
+    (row,) = (row for row in bare.json("preflight") if row["check"] == "data contract")
+    assert (row["ok"], row["mind"], row["finding"]) == (True, False, "-9 to 9")
     assert "value_range = [" in (bare.home.path / "curator.toml").read_text()
     (tmp_path / "other").mkdir()
     other = Operator(tmp_path / "other")
     assert "must be two finite numbers" in other.init("--value-range", "9,-9", status=3)
     other.init()
-    (found,) = (row for row in other.json("preflight") if row["check"] == "data contract")
-    assert (found["ok"], found["mind"]) == (True, True)
-    told = other.run("preflight")
-    assert "  mind   data contract" in told
-    assert told.splitlines()[-1] == "14 of 15 checks are well, 1 to mind: this curator can serve"
+    (row,) = (row for row in other.json("preflight") if row["check"] == "data contract")
+    assert (row["ok"], row["mind"]) == (True, True)
+    text = other.run("preflight")
+    assert "  mind   data contract" in text
+    assert text.splitlines()[-1] == "14 of 15 checks are well, 1 to mind: this curator can serve"
 
 
 def test_init_tells_whose_labels_have_no_classes(bare):
@@ -75,17 +75,17 @@ def test_init_tells_whose_labels_have_no_classes(bare):
     labels = bare.directory / "labels.npy"
     np.save(labels, np.arange(40) % 2)
     assert "nothing that reads labels" in bare.init("--labels-file", labels)
-    (found,) = (row for row in bare.json("preflight") if row["check"] == "records")
-    assert (found["ok"], found["mind"]) == (True, True)
-    assert "declare records.classes" in found["finding"]
+    (row,) = (row for row in bare.json("preflight") if row["check"] == "records")
+    assert (row["ok"], row["mind"]) == (True, True)
+    assert "declare records.classes" in row["finding"]
 
 
-def test_a_refusal_names_the_option_that_was_typed_and_what_was_found(bare):
+def test_a_refusal_names_the_option_that_was_typed_and_the_values_of_the_file(bare):
     table = bare.directory / "t.csv"
     table.write_text("age;sick\n60,5;yes\n61,5;no\n")
     words = ("init", "--records", table, "--epsilon", 2, "--delta", 1e-5)
-    told = bare.run(*words, "--labels-array", "sick", "--classes", "no,yess", status=4)
-    assert told.endswith("name the classes in order in --classes (found: 'no', 'yes')\n")
+    text = bare.run(*words, "--labels-array", "sick", "--classes", "no,yess", status=4)
+    assert text.endswith("name the classes in order in --classes (found: 'no', 'yes')\n")
     assert "the labels' in --labels-array (first at" in bare.run(*words, status=4)
     assert "Error: --delimiter is" in bare.run(*words, "--delimiter", ";;", status=3)
     assert "no column 'sik'; it has 'age', 'sick'; did you mean 'sick'?" in bare.run(
@@ -149,7 +149,7 @@ def test_a_refused_init_says_why_and_leaves_nothing(bare, arguments, status):
     assert list(bare.home.path.rglob("*.*")) == []
 
 
-def test_init_writes_what_it_was_told(bare):
+def test_init_writes_its_options(bare):
     bare.init(
         "--name", "ward 7", "--record-shape", "1,3", "--scale-from", -4, 4, "--address", "0.0.0.0:7000",
         "--device", "cpu", "--approve", "listed", "--san", "curator.example.org",
@@ -185,14 +185,14 @@ def test_the_life_of_a_client(operator, tmp_path):
 
 def test_a_clients_key_never_comes_here(operator, tmp_path):
     request = make_identity("hospital-b", tmp_path / "b")
-    told = ("--fingerprint", request_fingerprint(request.read_bytes()))
-    wanted = ("approve", request, "--out", tmp_path / "signed")
-    assert "over another way" in operator.run(*wanted, status=3)
-    assert "another one was told" in operator.run(*wanted, "--fingerprint", "0" * 16, status=3)
-    shown = operator.json(*wanted, *told)
+    fingerprint = ("--fingerprint", request_fingerprint(request.read_bytes()))
+    approval = ("approve", request, "--out", tmp_path / "signed")
+    assert "over another way" in operator.run(*approval, status=3)
+    assert "another one was told" in operator.run(*approval, "--fingerprint", "0" * 16, status=3)
+    shown = operator.json(*approval, *fingerprint)
     assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["ca.crt", "client.crt", "ledger.pub"]
     assert "stays" in shown["key"]
-    assert "is a client already" in operator.run("approve", request, "--out", tmp_path / "x", *told, status=10)
+    assert "is a client already" in operator.run("approve", request, "--out", tmp_path / "x", *fingerprint, status=10)
     operator.run("approve", tmp_path / "none.csr", "--out", tmp_path / "x", status=3)
     assert [row["name"] for row in operator.json("clients")] == ["hospital-b"]
 
@@ -221,7 +221,7 @@ def test_the_budget_changes_by_explicit_acts_only(operator):
 
 def test_one_act_at_a_time_and_each_with_what_it_needs(operator, tmp_path):
     before = operator.json("budget")["ledger_head"]
-    for words, told in (
+    for words, message in (
         (("budget", "--freeze", "--end", "--reason", "x"), "--freeze and --end are two acts"),
         (("budget", "--freeze"), "Missing option '--reason'"),
         (("budget", "--reason", "x"), "name one: --freeze, --unfreeze, --lower, --extend, --end"),
@@ -240,17 +240,17 @@ def test_one_act_at_a_time_and_each_with_what_it_needs(operator, tmp_path):
         (("add", "ml-team", "--replace", "--out", "x"), "--replace is of --renew"),
         (("add", "ml-team", "--renew", "--epsilon", "1", "--out", "x"), "clients NAME --share"),
     ):
-        assert told in operator.run(*words, status=2), words
+        assert message in operator.run(*words, status=2), words
     assert "Aborted" in operator.run("budget", "--end", "--reason", "over", status=1)  # nobody typed yes
     assert operator.json("budget")["ledger_head"] == before
 
 
 def test_a_certificate_is_replaced_under_the_same_demands(operator, tmp_path):
     request = make_identity("ml-team", tmp_path / "a")
-    told = ("--fingerprint", request_fingerprint(request.read_bytes()))
-    wanted = ("approve", request, "--out", tmp_path / "out", *told)
-    assert "no certificate to replace" in operator.run(*wanted, "--replace", status=3)
-    operator.run(*wanted)
+    fingerprint = ("--fingerprint", request_fingerprint(request.read_bytes()))
+    approval = ("approve", request, "--out", tmp_path / "out", *fingerprint)
+    assert "no certificate to replace" in operator.run(*approval, "--replace", status=3)
+    operator.run(*approval)
     again = make_identity("ml-team", tmp_path / "b")
     replaced = ("approve", again, "--out", tmp_path / "again", "--renew", "--replace")
     assert "over another way" in operator.run(*replaced, status=3)
@@ -272,12 +272,12 @@ def test_a_home_that_nobody_named_is_asked_for_by_both_names(bare):
 
 
 def test_help_lists_every_command_once_by_how_often_it_is_typed(bare):
-    told = bare.run("--help")
+    text = bare.run("--help")
     listed = [name for names in main.sections.values() for name in names]
     assert sorted(listed) == sorted(main.commands)
     assert list(main.sections) == ["Every day", "Sometimes", "Rarely"]
     for title in main.sections:
-        assert f"{title}:" in told
+        assert f"{title}:" in text
 
 
 def test_extractors_are_approved_and_withdrawn(operator):
@@ -360,9 +360,9 @@ def test_chosen_acts_take_two_operators(operator, tmp_path):
     """Two credentials, not two names: and the ledger states both."""
     settings = operator.home.settings
     settings.write_text(settings.read_text() + '\n[operators]\nsecond = ["extend", "approve", "restore"]\n')
-    wanted = ("budget", "--extend", 3, "--reason", "second study")
+    extension = ("budget", "--extend", 3, "--reason", "second study")
     for name in ("anna", "ben"):
-        assert "0 are enrolled" in operator.run("--as", name, *wanted, status=3)
+        assert "0 are enrolled" in operator.run("--as", name, *extension, status=3)
     keys = {}
     for name in ("anna", "ben", "eve"):
         made = operator.run("operators", name, "--make", tmp_path / name)
@@ -371,22 +371,22 @@ def test_chosen_acts_take_two_operators(operator, tmp_path):
     anna, ben, eve = (("--credential", tmp_path / name) for name in keys)
     operator.run("operators", "anna", "--add", keys["anna"], status=3)
     operator.run(*anna, "operators", "anna", "--add", keys["anna"])
-    assert "1 are enrolled" in operator.run(*anna, *wanted, status=3)
+    assert "1 are enrolled" in operator.run(*anna, *extension, status=3)
     operator.run("--as", "anna", "operators", "ben", "--add", keys["ben"], status=3)  # a name is none
     operator.run(*eve, "operators", "eve", "--add", keys["eve"], status=3)
     operator.run(*anna, "operators", "ben", "--add", keys["anna"], status=9)  # one key is one person
     operator.run(*anna, "operators", "ben", "--add", keys["ben"])
     assert "noted for anna and not done" in operator.run(*anna, "operators", "eve", "--add", keys["eve"], status=3)
 
-    assert "noted for anna and not done" in operator.run(*anna, *wanted, status=3)
-    assert "noted for anna" in operator.run(*anna, *wanted, status=3)  # nobody seconds oneself
+    assert "noted for anna and not done" in operator.run(*anna, *extension, status=3)
+    assert "noted for anna" in operator.run(*anna, *extension, status=3)  # nobody seconds oneself
     for other in (("--as", "ben"), eve, ("--as", "anna, seconded by ben")):
-        operator.run(*other, *wanted, status=3)
-    assert "leave --as out" in operator.run("--as", "ben", *anna, *wanted, status=3)
+        operator.run(*other, *extension, status=3)
+    assert "leave --as out" in operator.run("--as", "ben", *anna, *extension, status=3)
     other = ("budget", "--extend", 3.5, "--reason", "second study")
     assert "noted for ben" in operator.run(*ben, *other, status=3)  # another act
     assert operator.json("budget")["epsilon"] == 2.0
-    operator.run(*ben, *wanted)
+    operator.run(*ben, *extension)
     assert operator.json("budget")["epsilon"] == 3.0
     (extended,) = [event for event in operator.json("history") if event["kind"] == "budget-extended"]
     both = f"anna ({keys['anna'][:8]}), seconded by ben ({keys['ben'][:8]})"

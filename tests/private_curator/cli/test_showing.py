@@ -46,9 +46,9 @@ def on_a_terminal(home, *words):
     """What a terminal of 80 columns gets, line by line."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    told = []
+    parts = []
     with os.fdopen(follower, "w") as stream, pytest.MonkeyPatch.context() as patch:
-        reading = threading.Thread(target=_read, args=(leader, told))
+        reading = threading.Thread(target=_read, args=(leader, parts))
         reading.start()
         patch.delenv("COLUMNS", raising=False)
         patch.setenv("DPSWD_CURATOR_HOME", str(home.path))
@@ -57,14 +57,14 @@ def on_a_terminal(home, *words):
         main(list(words), standalone_mode=False)
     reading.join()
     os.close(leader)
-    plain = re.sub(rb"\x1b\[[0-9;]*m", b"", b"".join(told)).decode()
+    plain = re.sub(rb"\x1b\[[0-9;]*m", b"", b"".join(parts)).decode()
     return [line.rstrip() for line in plain.replace("\r\n", "\n").splitlines()]
 
 
-def _read(leader, told):
+def _read(leader, parts):
     with contextlib.suppress(OSError):  # the other end is closed
         while part := os.read(leader, 65536):
-            told.append(part)
+            parts.append(part)
 
 
 def run(home, *words, status=0):
@@ -106,8 +106,8 @@ def test_the_first_digits_of_an_id_stand_for_it(home):
     assert json.loads(run(home, "extractors", "--format", "json")) == []
     run(home, "runs", first["run_id"][:8], "--prune", "--reason", "over")
     assert json.loads(run(home, "runs", first["run_id"][:8], "--format", "json"))["state"] == "closed"
-    (known,) = json.loads(run(home, "certificates", "--format", "json"))
-    run(home, "clients", known["name"], "--revoke-certificate", known["fingerprint"][:16], "--reason", "leaked")
+    (listed,) = json.loads(run(home, "certificates", "--format", "json"))
+    run(home, "clients", listed["name"], "--revoke-certificate", listed["fingerprint"][:16], "--reason", "leaked")
     assert json.loads(run(home, "certificates", "--format", "json")) == []
 
 
@@ -117,9 +117,9 @@ def test_costs_are_rounded_up_what_is_left_down_and_no_word_is_pythons(home):
     assert budget["epsilon_spent"] <= float(shown["epsilon spent"]) < budget["epsilon_spent"] + 1e-4
     assert budget["epsilon_remaining"] - 1e-4 < float(shown["epsilon remaining"]) <= budget["epsilon_remaining"]
     (alone,) = {row["alone"] for row in json.loads(run(home, "runs", "--format", "json"))}
-    assert "True" not in (told := run(home, "ledger", "verify"))
-    assert re.search(r"ok +yes", told)
-    assert re.search(r"findings +none", told)
+    assert "True" not in (text := run(home, "ledger", "verify"))
+    assert re.search(r"ok +yes", text)
+    assert re.search(r"findings +none", text)
     spoken = float(re.search(r"epsilon ([\d.]+) alone", run(home, "history"))[1])
     assert alone <= spoken < alone + 1e-4
 

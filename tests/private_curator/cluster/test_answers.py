@@ -61,7 +61,7 @@ def test_only_a_possible_sum_of_the_shard_that_was_asked_for_is_taken(caplog):
         assert "node 'north' gave an impossible answer" in caplog.text
 
 
-def test_a_node_that_serves_the_same_values_otherwise_is_told_apart():
+def test_a_node_that_serves_the_same_values_otherwise_is_distinguished():
     """The stored values are the same, to the bit; what an extractor would see is not."""
     values = np.arange(48, dtype=np.uint8).reshape(4, 12)
     served = Target(values, (12,), scale=1 / 255, offset=0.0)

@@ -12,13 +12,13 @@ PAGE = ROOT / "docs" / "operator" / "cluster.md"
 
 def logged() -> list[str]:
     """The constant texts of warnings and errors, and of what is slow."""
-    found = []
+    texts = []
     for path in (*ROOT.glob("private_curator/cluster/*.py"), ROOT / "private_curator/steps/shards.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log."):
                 assert isinstance(node.args[0], ast.Constant)
-                found.append(node.args[0].value)
-    return found
+                texts.append(node.args[0].value)
+    return texts
 
 
 def test_each_thing_that_can_happen_is_named_in_the_log_as_the_page_names_it():

@@ -52,9 +52,9 @@ def home_with_a_past(directory: Path, *, operator: str = "Dr. Weiss") -> HomeDir
     home, key = HomeDirectory(made.path, operator=operator), made.read_ledger_key()
     home.ledger.unlink()
     home.ledger_witness().unlink()
-    told = {"clock": clock, "by": operator, "witness": home.ledger_witness()}
+    common = {"clock": clock, "by": operator, "witness": home.ledger_witness()}
     first = PrivacyBudget(epsilon=2.0, delta=1e-5)
-    with Ledger.create(home.ledger, key=key, records=RECORDS, budget=first, **told) as books:
+    with Ledger.create(home.ledger, key=key, records=RECORDS, budget=first, **common) as books:
         for name, share in (("ml-team", None), ("audit-group", 0.8), ("radiology.lab", 1.0)):
             issued, _ = home.authority.make_client(name=name)
             books.add_client(name, issued.fingerprint, None if share is None else replace(first, epsilon=share))

@@ -11,7 +11,6 @@ import http.server
 import io
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pytest
 from console_home import home_with_a_past
 from forked_starts import suspended
 from PIL import Image
+from real_browser import audit, prefer, started
 
 from dpswd.private_curator.books.figures import Decision
 from dpswd.private_curator.console.rendering import PLACES
@@ -29,13 +29,7 @@ from dpswd.private_curator.operator.record import Record
 
 pytestmark = pytest.mark.end_to_end
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 PICTURED = ((1200, "light"), (360, "dark"))
-AXE = os.environ.get("DPSWD_AXE")
-AXE_FINDS = """
-const done = arguments[arguments.length - 1];
-axe.run().then(found => done(found.violations.map(v => [v.id, v.nodes.map(n => n.html)])), error => done([`${error}`]));
-"""
 LEAST_CONTRAST = 4.5
 """Of text against what is behind it: WCAG 2.2, level AA."""
 PALE_TEXT = """
@@ -94,19 +88,9 @@ def running_console(home):
 
 @pytest.fixture(scope="module")
 def browser():
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("NO BROWSER LOOKED AT THE CONSOLE: chromium and chromedriver are not installed")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.implicitly_wait(5)
-    yield driver
-    driver.quit()
+    with started() as driver:
+        driver.implicitly_wait(5)
+        yield driver
 
 
 @contextlib.contextmanager
@@ -140,13 +124,13 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
 
     running, console, once = command
 
-    def found(selector: str):
+    def find(selector: str):
         return browser.find_element(By.CSS_SELECTOR, selector)
 
     def arrived(heading: str):
         """A form that was sent is answered by another page, in its time."""
         WebDriverWait(browser, 60, ignored_exceptions=[StaleElementReferenceException]).until(
-            lambda _: found("h1").text == heading
+            lambda _: find("h1").text == heading
         )
 
     def press(*keys: str):
@@ -172,46 +156,46 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
 
     browser.get(f"{console}/budget")
     for name, words in (("epsilon", "12"), ("extend-reason", "a second study")):
-        found(f"#{name}").send_keys(words)
+        find(f"#{name}").send_keys(words)
     press(Keys.ENTER)
     arrived("Extend the budget?")
-    assert "hardly a promise" in found("[role=alert]").text
-    _audit(browser)
-    found("#typed").send_keys("yes", Keys.ENTER)
+    assert "hardly a promise" in find("[role=alert]").text
+    audit(browser)
+    find("#typed").send_keys("yes", Keys.ENTER)
     arrived("That was not possible")
-    assert "type exactly" in found("[role=alert]").text
-    _audit(browser)
+    assert "type exactly" in find("[role=alert]").text
+    audit(browser)
 
     browser.get(f"{console}/teams")
-    team = found("section[aria-labelledby=team-1]")
+    team = find("section[aria-labelledby=team-1]")
     pausing = next(each for each in team.find_elements(By.TAG_NAME, "summary") if each.text == "Pause")
     pausing.send_keys(Keys.ENTER)
     team.find_element(By.NAME, "reason").send_keys("holidays <b>", Keys.ENTER)
-    assert found(".notice").text == "ml-team is paused: nothing new is released to it."
-    assert found("section[aria-labelledby=team-1] .pill").text == "paused"
+    assert find(".notice").text == "ml-team is paused: nothing new is released to it."
+    assert find("section[aria-labelledby=team-1] .pill").text == "paused"
 
     browser.get(f"{console}/requests")
-    granted = found("input[name=epsilon]")
+    granted = find("input[name=epsilon]")
     granted.clear()
     granted.send_keys("0.2")
-    found("input[name=reason]").send_keys("for the rerun alone")
-    found("button[value=approve]").click()
-    assert found(".notice").text == "ml-team's request is cut: epsilon 0.2 is added."
+    find("input[name=reason]").send_keys("for the rerun alone")
+    find("button[value=approve]").click()
+    assert find(".notice").text == "ml-team's request is cut: epsilon 0.2 is added."
 
     with somebody_elses_page(f"{console}/freeze") as elsewhere:
         browser.get(elsewhere)
-        assert "comes from another page" in found("body").text
+        assert "comes from another page" in find("body").text
     browser.get(console)
-    assert found(".pill").text == "open"
+    assert find(".pill").text == "open"
 
-    found(".who button").click()
+    find(".who button").click()
     arrived("Sign in")
     browser.back()
     browser.get(f"{console}/runs")
     arrived("Sign in")
     browser.get(once)
     press(Keys.ENTER)
-    assert "each is good once" in found("[role=alert]").text
+    assert "each is good once" in find("[role=alert]").text
 
     record = Record(home)
     assert record.clients[0].state == "paused"
@@ -266,9 +250,7 @@ def _look_everywhere(browser, console: str, home) -> None:
     pictures = os.environ.get("DPSWD_CONSOLE_PICTURES")
     for width in (360, 1200):
         for scheme in ("light", "dark"):
-            browser.execute_cdp_cmd(
-                "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-            )
+            prefer(browser, scheme)
             _measure(browser, width, 800)
             for path in pages:
                 browser.get(f"{console}{path}")
@@ -279,7 +261,7 @@ def _look_everywhere(browser, console: str, home) -> None:
                 assert browser.execute_script("return [...document.scripts].map(s => s.src)") == [
                     f"{console}/console.js"
                 ]
-                _audit(browser)
+                audit(browser)
                 if pictures and path == "/" and (width, scheme) in PICTURED:
                     browser.get(f"{console}{path}")
                     name = f"console-overview-{width}-{scheme}.png"
@@ -288,12 +270,6 @@ def _look_everywhere(browser, console: str, home) -> None:
                     _measure(browser, width, 800)
     complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
     assert complaints == []
-
-
-def _audit(browser) -> None:
-    if AXE:
-        browser.execute_script(Path(AXE).read_text())
-        assert browser.execute_async_script(AXE_FINDS) == [], browser.current_url
 
 
 def _keep(picture: bytes, file: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_name_that_was_made_to_lead_here_is_refused(signed_in, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8466", "localhost:8466", "[::1]:8466"])
-def test_each_spelling_of_the_loopback_is_known(signed_in, host):
+def test_each_spelling_of_the_loopback_is_accepted(signed_in, host):
     assert signed_in.get("/", headers={"Host": host}).status_code in (200, 303)  # a cookie belongs to one spelling
     assert signed_in.get(SIGN_IN, headers={"Host": host}).status_code == 200
 

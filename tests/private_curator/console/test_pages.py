@@ -112,9 +112,9 @@ def test_the_cookie_is_for_this_site_alone(past):
 
 def test_every_page_shows_what_the_record_says(past, looking):
     record = Record(past)
-    told, health = record.overview, record.health
-    assert told.promise in looking.get("/").text.replace("&#39;", "'")
-    for figure in ("1.", f"of {told.epsilon:g}", f"{told.records:,}", "budget extended to 3", "leaves epsilon"):
+    overview, health = record.overview, record.health
+    assert overview.promise in looking.get("/").text.replace("&#39;", "'")
+    for figure in ("1.", f"of {overview.epsilon:g}", f"{overview.records:,}", "budget extended to 3", "leaves epsilon"):
         assert figure in looking.get("/").text
     teams = looking.get("/teams").text
     for client in record.clients:
@@ -142,23 +142,23 @@ def test_every_page_shows_what_the_record_says(past, looking):
     assert "extended the budget" not in looking.get(f"/timeline?since={after}").text
 
 
-def test_a_cost_is_one_figure_wherever_it_is_told(past, looking):
+def test_a_cost_is_one_figure_wherever_it_is_shown(past, looking):
     """Alone, and what it adds to the data set: in the commands and on the pages, rounded alike."""
 
-    def told(*words: str) -> str:
+    def read(*words: str) -> str:
         return CliRunner().invoke(main, list(words), env={"DPSWD_CURATOR_HOME": str(past.path)}).output
 
-    rows, budget = json.loads(told("runs", "--format", "json")), json.loads(told("budget", "--format", "json"))
-    runs, history = told("runs"), told("history")
+    rows, budget = json.loads(read("runs", "--format", "json")), json.loads(read("budget", "--format", "json"))
+    runs, history = read("runs"), read("history")
     for row in rows:
         page, alone = looking.get(f"/runs/{row['run_id']}").text, rounded(row["alone"], up=True)
         assert all(alone in text for text in (runs, history, page, looking.get("/runs").text))
         assert all(rounded(row["adds_to_data_set"], up=True) in text for text in (runs, page))
     spent = sum(row["adds_to_data_set"] for row in rows)
     assert spent == pytest.approx(budget["epsilon_spent"])
-    for text in (told("budget"), history, looking.get("/").text):
+    for text in (read("budget"), history, looking.get("/").text):
         assert rounded(budget["epsilon_spent"], up=True) in text
-    assert not re.search(r"\d\.\d{5}", runs + history + told("budget") + told("clients"))
+    assert not re.search(r"\d\.\d{5}", runs + history + read("budget") + read("clients"))
 
 
 def test_foreign_words_are_only_ever_words(past, looking):
@@ -205,12 +205,12 @@ def test_what_an_address_says_is_only_ever_text(looking, query):
     ],
 )
 def test_no_path_leads_to_a_file(looking, path):
-    found = looking.get(path)
-    assert found.status_code in (303, 404, 405)
-    assert found.headers.get("location", "/").startswith("/")
-    assert not found.headers.get("location", "/").startswith("//")
-    assert "PRIVATE KEY" not in found.text
-    assert "import" not in found.text
+    answer = looking.get(path)
+    assert answer.status_code in (303, 404, 405)
+    assert answer.headers.get("location", "/").startswith("/")
+    assert not answer.headers.get("location", "/").startswith("//")
+    assert "PRIVATE KEY" not in answer.text
+    assert "import" not in answer.text
 
 
 @pytest.mark.parametrize("number", ["9" * 19, "9" * 5000, "-1", "1.0", "\u0661"], ids=len)
@@ -223,9 +223,9 @@ def test_a_number_that_no_request_has_leads_nowhere(looking, number, caplog):
 def test_a_screen_reader_finds_its_way(past, looking):
     for path in every_page(past):
         page = looking.get(path)
-        found = Outline(page.text)
-        assert found.all("html") == [{"lang": "en"}]
-        assert [len(found.all(name)) for name in ("main", "nav", "header", "footer", "h1", "title")] == [
+        outline = Outline(page.text)
+        assert outline.all("html") == [{"lang": "en"}]
+        assert [len(outline.all(name)) for name in ("main", "nav", "header", "footer", "h1", "title")] == [
             1,
             1,
             1,
@@ -233,19 +233,19 @@ def test_a_screen_reader_finds_its_way(past, looking):
             1,
             1 + (2 if path == "/" else 0),
         ]
-        assert len(found.all("table")) == len(found.all("caption"))
-        assert all(cell.get("scope") for cell in found.all("th"))
-        labelled = {label.get("for") for label in found.all("label")}
+        assert len(outline.all("table")) == len(outline.all("caption"))
+        assert all(cell.get("scope") for cell in outline.all("th"))
+        labelled = {label.get("for") for label in outline.all("label")}
         for name in ("input", "select", "textarea"):
-            for control in found.all(name):
+            for control in outline.all(name):
                 assert control.get("type") == "hidden" or control.get("id") in labelled, (path, control)
-        assert all(image.get("aria-label") or image.get("aria-labelledby") for image in found.all("svg"))
-        ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+        assert all(image.get("aria-label") or image.get("aria-labelledby") for image in outline.all("svg"))
+        ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
         assert len(ids) == len(set(ids)), path
-        for attributes in (attributes for _, attributes in found.tags):
+        for attributes in (attributes for _, attributes in outline.tags):
             for name in ("aria-labelledby", "aria-describedby"):
                 assert set((attributes.get(name) or "").split()) <= set(ids)
-        current = [link for link in found.all("a") if "aria-current" in link]
+        current = [link for link in outline.all("a") if "aria-current" in link]
         assert len(current) == (0 if path == "/no-page" else 1), path
 
 
@@ -273,8 +273,8 @@ def test_no_act_is_done_without_the_form_of_this_session(home):
 def test_an_operator_stops_decides_and_answers_for_it(home):
     client = browser(home)
     assert send(client, "/teams/pause", team="ml-team", reason="holidays").headers["location"] == "/teams"
-    told = client.get("/teams").text
-    assert "ml-team is paused" in told
+    text = client.get("/teams").text
+    assert "ml-team is paused" in text
     assert "ml-team is paused" not in client.get("/teams").text  # said once
     assert send(client, "/teams/resume", team="ml-team", reason="back").status_code == 303
     number = next(asked.number for asked in Record(home).requests if asked.decision is None)
@@ -335,22 +335,22 @@ def test_a_page_is_live_and_loses_nobodys_words(home):
     assert "open again" in client.get("/budget").text
 
 
-def test_a_new_team_is_signed_for_by_the_fingerprint_that_it_told(home, tmp_path):
+def test_a_new_team_is_signed_for_by_the_fingerprint_that_it_sent(home, tmp_path):
     client = browser(home)
     request = make_identity("cardiology", tmp_path / "team").read_bytes()
-    told = request_fingerprint(request)
+    fingerprint = request_fingerprint(request)
 
     def approve(fingerprint: str, **fields: str):
         data = {"csrf": csrf(client), "fingerprint": fingerprint, "days": "90", **fields}
         return client.post("/teams/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
 
-    for wrong in ("", told[:15], "0" * 64):
+    for wrong in ("", fingerprint[:15], "0" * 64):
         refused = approve(wrong)
         assert refused.status_code == 409
         assert "fingerprint" in refused.text
-    assert "cardiology" not in {known.name for known in Record(home).clients}
-    assert approve(f"{told[:8]} {told[8:24].upper()}", epsilon="0.5").status_code == 303
-    added = next(known for known in Record(home).clients if known.name == "cardiology")
+    assert "cardiology" not in {each.name for each in Record(home).clients}
+    assert approve(f"{fingerprint[:8]} {fingerprint[8:24].upper()}", epsilon="0.5").status_code == 303
+    added = next(each for each in Record(home).clients if each.name == "cardiology")
     assert added.share == 0.5
     page = client.get("/teams").text
     assert "cardiology is added" in page

@@ -18,7 +18,7 @@ from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.sqlite_tables import layout
 from dpswd.private_curator.core.ledger.statements import Kind
-from dpswd.private_curator.operator.telling import Told
+from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.postgres.database import PostgresSession
 from dpswd.shared.books.chain_checks import Tampering, read_export, verify_receipts
 from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable
@@ -98,7 +98,7 @@ def tamper(request, location):
     return tamper
 
 
-def found(report):
+def tamperings(report):
     return {finding.tampering for finding in report.findings}
 
 
@@ -139,26 +139,26 @@ class TestStranger:
         seq = seqs(location, "run-opened")[1]
         tamper(f"UPDATE entries SET statement = CAST(replace(statement, '20000', '20001') AS BLOB) WHERE seq = {seq}")
         report = check()
-        assert Tampering.EDITED in found(report)
+        assert Tampering.EDITED in tamperings(report)
         assert any(finding.seq == seq for finding in report.findings)
         with pytest.raises(LedgerCorrupt):  # and the curator does not start on it
             reopen()
 
     def test_edit_that_is_no_statement(self, used, check, tamper):
         tamper("UPDATE entries SET statement = x'00ff' WHERE seq = 3")
-        assert Tampering.UNREADABLE in found(check())
+        assert Tampering.UNREADABLE in tamperings(check())
 
     def test_edited_label(self, used, check, tamper, location, reopen):
         seq = seqs(location, "run-opened")[1]
         tamper(f"UPDATE entries SET kind = 'step-consumed' WHERE seq = {seq}")
-        assert Tampering.EDITED in found(check())
+        assert Tampering.EDITED in tamperings(check())
         with pytest.raises(LedgerCorrupt):
             reopen()
 
     @pytest.mark.parametrize("kind", ["step-answered", "step-consumed", "run-opened", "data-set-opened"])
     def test_deletion(self, used, check, tamper, location, reopen, kind):
         tamper("PRAGMA foreign_keys = OFF", f"DELETE FROM entries WHERE seq = {seqs(location, kind)[0]}")
-        assert Tampering.MISSING in found(check())
+        assert Tampering.MISSING in tamperings(check())
         with pytest.raises(LedgerCorrupt):
             reopen()
 
@@ -170,7 +170,7 @@ class TestStranger:
             f"UPDATE entries SET seq = {one} WHERE seq = {two}",
             f"UPDATE entries SET seq = {two} WHERE seq = 9999",
         )
-        assert found(check()) & {Tampering.REORDERED, Tampering.MISSING}
+        assert tamperings(check()) & {Tampering.REORDERED, Tampering.MISSING}
 
     def test_truncation_needs_receipts(self, used, check, tamper, location):
         """The chain cannot show that its own end is gone; the tables and the receipts do."""
@@ -180,7 +180,7 @@ class TestStranger:
                "UPDATE runs SET steps_used = 1 WHERE steps = 20")  # fmt: skip
         assert check().ok
         report = check(used)
-        assert found(report) == {Tampering.TRUNCATED}
+        assert tamperings(report) == {Tampering.TRUNCATED}
         assert [finding.seq for finding in report.findings] == [last]
 
     @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ class TestStranger:
     )
     def test_tables_that_disagree(self, used, check, tamper, statement):
         tamper(statement)
-        assert found(check()) == {Tampering.INCONSISTENT}
+        assert tamperings(check()) == {Tampering.INCONSISTENT}
 
     def test_missing_triggers(self, used, check, tamper):
         tamper(keep_triggers=False)
-        assert found(check()) == {Tampering.INCONSISTENT}
+        assert tamperings(check()) == {Tampering.INCONSISTENT}
 
 
 @both
@@ -244,7 +244,7 @@ class TestOperator:
 
         rewrite(change)
         assert check().ok  # consistent in itself
-        assert found(check(used)) == {Tampering.REWRITTEN}
+        assert tamperings(check(used)) == {Tampering.REWRITTEN}
 
     def test_a_free_run(self, used, check, rewrite):
         def change(values):
@@ -255,7 +255,7 @@ class TestOperator:
 
         rewrite(change)
         report = check()
-        assert found(report) == {Tampering.UNLAWFUL}
+        assert tamperings(report) == {Tampering.UNLAWFUL}
         assert "costs 0.02" in report.findings[0].text
 
     def test_more_steps_than_were_charged(self, used, check, rewrite, tamper):
@@ -267,7 +267,7 @@ class TestOperator:
 
         rewrite(change)
         tamper("UPDATE runs SET steps = 40 WHERE steps = 20")
-        assert found(check()) == {Tampering.UNLAWFUL}
+        assert tamperings(check()) == {Tampering.UNLAWFUL}
 
     def test_a_budget_that_was_never_extended(self, used, check, rewrite):
         def change(values):
@@ -278,7 +278,7 @@ class TestOperator:
             return values
 
         rewrite(change)
-        assert Tampering.UNLAWFUL in found(check())
+        assert Tampering.UNLAWFUL in tamperings(check())
 
     @pytest.mark.parametrize("kind", ["step-consumed", "run-opened", "filter-fixed"])
     def test_a_release_without_its_charge(self, used, check, rewrite, kind):
@@ -287,7 +287,7 @@ class TestOperator:
             return values[:first] + values[first + 1 :]
 
         rewrite(change)
-        assert Tampering.UNLAWFUL in found(check())
+        assert Tampering.UNLAWFUL in tamperings(check())
 
     def test_a_release_while_frozen(self, used, check, rewrite):
         def change(values):
@@ -296,15 +296,15 @@ class TestOperator:
             return [*values[:first], frozen, *values[first:]]
 
         rewrite(change)
-        assert Tampering.UNLAWFUL in found(check())
+        assert Tampering.UNLAWFUL in tamperings(check())
 
     def test_a_step_answered_twice(self, used, check, rewrite):
         rewrite(lambda values: [*values, values[-1]])
-        assert Tampering.UNLAWFUL in found(check())
+        assert Tampering.UNLAWFUL in tamperings(check())
 
     def test_another_key(self, used, location):
         report = verify_file(location, public_key=b"\x01" * 32, accounting=ToyAccounting())
-        assert {Tampering.EDITED, Tampering.FORGED} <= found(report)
+        assert {Tampering.EDITED, Tampering.FORGED} <= tamperings(report)
 
 
 def test_signatures_are_checked_in_processes_of_their_own(key, tmp_path, monkeypatch):
@@ -329,16 +329,21 @@ def test_signatures_are_checked_in_processes_of_their_own(key, tmp_path, monkeyp
 
 def test_a_long_verification_tells_how_far_it_is(used, location, ledger, monkeypatch):
     monkeypatch.setattr("dpswd.private_curator.books.audit.PROGRESS_EACH", 5)
-    told = []
+    sentences = []
     report = verify_file(
-        location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=Told(told.append, each_s=0.0)
+        location,
+        public_key=ledger.public_key,
+        accounting=ToyAccounting(),
+        progress=ProgressReporter(sentences.append, each_s=0.0),
     )
     total = report.entries
-    assert told == [
+    assert sentences == [
         f"the ledger: {done} of {total} entries are verified" for done in (0, *range(5, total + 1, 5), total)
     ]
     quiet = []
-    verify_file(location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=Told(quiet.append))
+    verify_file(
+        location, public_key=ledger.public_key, accounting=ToyAccounting(), progress=ProgressReporter(quiet.append)
+    )
     assert quiet == []
 
 

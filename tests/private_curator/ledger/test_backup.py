@@ -134,8 +134,8 @@ class TestRestore:
         report = again.verify(receipts=[forgotten.receipt.entry])
         # The client's receipt shows the loss for ever.
         assert {finding.tampering for finding in report.findings} == {Tampering.REWRITTEN}
-        with Ledger.open(replaced, key=again._key, accounting=ToyAccounting()) as kept:
-            assert kept.status().runs == 2
+        with Ledger.open(replaced, key=again._key, accounting=ToyAccounting()) as restored:
+            assert restored.status().runs == 2
 
     @pytest.mark.parametrize("text", ["", "yes", "I accept."])
     def test_acceptance_takes_a_sentence(self, ledger, copy, bring_back, open_run, text):

@@ -173,13 +173,13 @@ def test_a_receipt_that_nobody_counted_still_stops(ledger, copy, open_run, answe
 
 def test_two_copies_are_charged_twice_and_one_only_once(ledger, new_copy, opened, open_run, answer):
     shared = open_run(ledger, request_id="shared")
-    kept = []
+    receipts = []
     for name in ("one", "two"):
         with opened(new_copy(name)) as served:
-            kept.append([answer(served, shared, f"{step} at {name}").receipt.entry for step in range(3)])
-    assert ledger.count_copies(kept[0][:2], reason=REASON) == 1
-    assert ledger.count_copies(kept[0], reason=REASON) == 0  # a further step of what was charged
-    assert ledger.count_copies(kept[1], reason=REASON) == 1
+            receipts.append([answer(served, shared, f"{step} at {name}").receipt.entry for step in range(3)])
+    assert ledger.count_copies(receipts[0][:2], reason=REASON) == 1
+    assert ledger.count_copies(receipts[0], reason=REASON) == 0  # a further step of what was charged
+    assert ledger.count_copies(receipts[1], reason=REASON) == 1
     assert ledger.status().data_set.epsilon_spent == pytest.approx(0.03)
     assert ledger.verify().ok
 

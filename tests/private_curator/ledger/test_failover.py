@@ -324,8 +324,8 @@ def test_two_curators_draw_runs_while_their_database_fails_over(pair, replicas, 
             fail_over(pair)
             for each in trained:
                 each.result(timeout=120)
-        for number, kept in enumerate(replies):  # the other replica has the same bytes, and nothing was paid for them
-            for pending, payload in kept.items():
+        for number, stored in enumerate(replies):  # the other replica has the same bytes, and nothing was paid for them
+            for pending, payload in stored.items():
                 assert teams[1 - number].send(pending).payload == payload
         assert teams[0].describe().data_set_budget.spent == teams[1].describe().data_set_budget.spent == spent
         fitting = teams[0].price_run(dataclasses.replace(terms, steps=10_000_000)).steps_that_fit

@@ -131,7 +131,7 @@ class TestClock:
                     Request(client="alice", request_id=f"step-{number}", digest=DIGEST), run_id=run.run_id
                 )
                 assert again == stored
-            assert {found.tampering for found in ledger.verify().findings} == {Tampering.MISDATED}
+            assert {finding.tampering for finding in ledger.verify().findings} == {Tampering.MISDATED}
             times = [entry.time for entry in ledger.history()]
             assert times != sorted(times)
             assert "2026-04-30T19:00:00.000000Z" in times  # written in UTC

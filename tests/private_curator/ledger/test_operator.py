@@ -53,7 +53,7 @@ class TestCreate:
 
 @both
 class TestClients:
-    def test_are_found_by_certificate(self, ledger):
+    def test_are_looked_up_by_certificate(self, ledger):
         bob = ledger.add_client("bob", "b" * 64, ToyBudget(0.5))
         assert ledger.client_by_fingerprint("b" * 64) == bob
         assert ledger.client_by_fingerprint("0" * 64) is None
@@ -121,13 +121,13 @@ class TestClients:
 
     def test_a_paused_client_gets_nothing_new(self, ledger, open_run, answer):
         run = open_run(ledger)
-        kept = answer(ledger, run, "1")
+        reply = answer(ledger, run, "1")
         ledger.pause_client("alice", reason="an inquiry")
         with pytest.raises(GrantNotHeld, match="paused"):
             open_run(ledger, request_id="another")
         with pytest.raises(GrantNotHeld, match="paused"):
             begin(ledger, run, "2")
-        assert begin(ledger, run, "1") == kept
+        assert begin(ledger, run, "1") == reply
         ledger.resume_client("alice", reason="settled")
         answer(ledger, run, "2")
         assert ledger.verify().ok
@@ -282,13 +282,13 @@ class TestPruning:
         run = open_run(ledger)
         other = open_run(ledger, request_id="other")
         answer(ledger, run, "1")
-        kept = answer(ledger, other, "2")
+        reply = answer(ledger, other, "2")
         spent = ledger.status().data_set.epsilon_spent
         assert ledger.prune_replies(run.run_id, reason="client has confirmed") == 1
         for request_id in ("1", "new"):  # never new noise for an old request
             with pytest.raises(RunFinished, match="closed"):
                 begin(ledger, run, request_id)
-        assert begin(ledger, other, "2") == kept
+        assert begin(ledger, other, "2") == reply
         assert ledger.status().data_set.epsilon_spent == spent
         assert ledger.verify().ok
 

@@ -279,7 +279,7 @@ class TestConnection:
         assert answer(curator, run, "step").receipt.step == 1
         assert curator.status().steps_used == 1
 
-    def test_a_reply_that_was_committed_unheard_is_found_by_the_repeat(self, postgres, ledger, open_run, monkeypatch):
+    def test_a_reply_that_was_committed_unheard_is_sent_to_the_repeat(self, postgres, ledger, open_run, monkeypatch):
         """The server commits, and the connection breaks before it can say so."""
         run = open_run(ledger)
         grant = begin(ledger, run)

@@ -47,7 +47,7 @@ class TestTables:
             "ALTER TABLE replies ENABLE ROW LEVEL SECURITY",
         ],
     )
-    def test_changes_are_found(self, postgres, location, ledger, open_run, answer, change):
+    def test_changes_are_detected(self, postgres, location, ledger, open_run, answer, change):
         answer(ledger, open_run(ledger), "step")
         with postgres.administer() as administrator:
             administrator.execute(f"SET search_path TO {location.schema}")
@@ -122,8 +122,8 @@ class TestMeanwhile:
                 transaction.append(Kind.EXTRACTOR_APPROVED, {"digest": "1" * 64})
             assert restoring.result(timeout=30) is None
             waiting.result(timeout=30)
-        kept = dataclasses.replace(location, schema=f"{location.schema}_replaced_1")
-        with Ledger.open(kept, key=key, accounting=ToyAccounting()) as before:
+        replaced = dataclasses.replace(location, schema=f"{location.schema}_replaced_1")
+        with Ledger.open(replaced, key=key, accounting=ToyAccounting()) as before:
             assert "1" * 64 in before.approved_extractors()
         again = reopen()
         assert again.approved_extractors() == {"2" * 64}

@@ -71,12 +71,12 @@ def test_what_was_answered_survives_every_loss_of_power(session, memory, key, st
     damaged = 0
     for number, moment in enumerate(sorted(generator.sample(range(len(events)), min(states, len(events))))):
         disk = Disk({name: bytearray(data) for name, data in before.items()})
-        known: dict[str, tuple[str, str, bytes]] = {}
+        answered: dict[str, tuple[str, str, bytes]] = {}
         for event in events[:moment]:
             disk.take(event)
             if event.kind == "mark":
                 state, request, run_id = event.name.split()
-                known[request] = state, run_id, event.data
+                answered[request] = state, run_id, event.data
         damaged += bool(disk.pending)
         directory = memory / f"state-{number}"
         directory.mkdir()
@@ -87,7 +87,7 @@ def test_what_was_answered_survives_every_loss_of_power(session, memory, key, st
             assert report.ok, report.findings
             entries = [entry.statement for entry in curator.history()]
             assert entries == history[: len(entries)]  # a prefix of what happened
-            for request, (state, run_id, reply) in known.items():
+            for request, (state, run_id, reply) in answered.items():
                 if state == "run":
                     assert curator.run(client="alice", run_id=run_id).request_id == request
                     continue

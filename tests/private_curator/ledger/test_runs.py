@@ -319,16 +319,16 @@ def test_the_first_quantum_of_a_work_is_that_of_every_later_start(ledger, reopen
 
 
 def test_threads_that_fix_one_quantum_at_once_agree(ledger):
-    barrier, found = threading.Barrier(8), []
+    barrier, quanta = threading.Barrier(8), []
 
     def fix(milliseconds):
         barrier.wait()
-        found.append(ledger.quantum("1" * 64, milliseconds=milliseconds))
+        quanta.append(ledger.quantum("1" * 64, milliseconds=milliseconds))
 
     threads = [threading.Thread(target=fix, args=(50 * number,)) for number in range(1, 9)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(quanta) == 8
+    assert len(set(quanta)) == 1

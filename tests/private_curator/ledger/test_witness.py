@@ -180,12 +180,12 @@ def test_a_client_s_receipt_stops_a_ledger_that_was_put_back_with_its_note(
     """Attack: a snapshot of a home or a machine puts ledger and note back together, and spent epsilon falls."""
     with serve() as ledger:
         run = open_run(ledger)
-    kept = note.read_bytes()
+    original = note.read_bytes()
     put_back = snapshot()
     with serve() as ledger:
         receipt = answer(ledger, run, "step").receipt.entry
     put_back()
-    note.write_bytes(kept)
+    note.write_bytes(original)
     with serve() as ledger:
         open_run(ledger, request_id="more")  # nothing here can know
         with pytest.raises(LedgerCorrupt, match=rf"lacks entry {receipt.seq} of .*incidents.md"):
@@ -216,12 +216,12 @@ def test_a_forged_or_foreign_receipt_changes_nothing(serve, note, open_run, answ
         assert Witness(note).entry() == ledger.head()
 
 
-def test_heads_are_told_elsewhere(location, key, ledger, tmp_path, open_run, answer):
+def test_heads_are_published_elsewhere(location, key, ledger, tmp_path, open_run, answer):
     """A file and a program get what `ledger verify --receipts` reads; one that fails stops nothing."""
     ledger.close()
     seen = tmp_path / "seen"
-    told = Heads(file=tmp_path / "heads", command=("sh", "-c", f"cat >> {seen}; exit 3"))
-    with Ledger.open(location, key=key, accounting=ToyAccounting(), heads=told) as ledger:
+    heads = Heads(file=tmp_path / "heads", command=("sh", "-c", f"cat >> {seen}; exit 3"))
+    with Ledger.open(location, key=key, accounting=ToyAccounting(), heads=heads) as ledger:
         answer(ledger, open_run(ledger), "step")
         last = ledger.head()
     for file in (tmp_path / "heads", seen):
@@ -230,7 +230,7 @@ def test_heads_are_told_elsewhere(location, key, ledger, tmp_path, open_run, ans
         assert entries[-1] == last
 
 
-def test_the_system_s_log_is_told_heads(location, key, ledger, tmp_path, open_run, answer, caplog):
+def test_the_system_s_log_receives_heads(location, key, ledger, tmp_path, open_run, answer, caplog):
     """A datagram socket stands for /dev/log; one that is gone, or takes nothing so long, stops nothing."""
     ledger.close()
     place = tmp_path / "log"
@@ -240,14 +240,14 @@ def test_the_system_s_log_is_told_heads(location, key, ledger, tmp_path, open_ru
         with Ledger.open(location, key=key, accounting=ToyAccounting(), heads=Heads(syslog=place)) as ledger:
             answer(ledger, open_run(ledger), "step")
             last = ledger.head()
-        told = []
-        while not told or told[-1].seq < last.seq:
+        logged = []
+        while not logged or logged[-1].seq < last.seq:
             priority, _, line = system_log.recv(1 << 16).rstrip(b"\0").partition(b"dpswd ledger head: ")
             assert priority == b"<14>"  # facility user, severity info (RFC 3164)
             entries, findings = read_export([line.decode("ascii")])
             assert not findings
-            told += entries
-        assert told[-1] == last
+            logged += entries
+        assert logged[-1] == last
         heads = Heads(syslog=place)
         heads.tell(_TooLong())
         heads.close()

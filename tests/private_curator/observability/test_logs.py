@@ -131,7 +131,7 @@ def _calls():
 
 
 def test_every_message_of_ours_is_a_constant_text():
-    found = 0
+    messages = 0
     for path, call in _calls():
         if call.func.attr in (
             "getLogger",
@@ -142,7 +142,7 @@ def test_every_message_of_ours_is_a_constant_text():
             "makeLogRecord",
         ):
             continue
-        found += 1
+        messages += 1
         where = f"{path}:{call.lineno}"
         assert call.func.attr in ("debug", "info", "warning", "error"), where  # not exception(), which adds a traceback
         assert isinstance(call.args[0], ast.Constant), where
@@ -152,7 +152,7 @@ def test_every_message_of_ours_is_a_constant_text():
             assert not (isinstance(argument, ast.Name) and argument.id in ("error", "failure", "exception")) or (
                 ast.unparse(call) in ALLOWED
             ), where
-    assert found >= 8
+    assert messages >= 8
 
 
 ALLOWED = {

@@ -40,8 +40,8 @@ def samples(scraped):
 
 
 def value(samples, name, **labels):
-    (found,) = [sample.value for sample in samples if sample.name == name and sample.labels == labels]
-    return found
+    (number,) = [sample.value for sample in samples if sample.name == name and sample.labels == labels]
+    return number
 
 
 @pytest.mark.long
@@ -121,10 +121,10 @@ def test_a_ledger_that_cannot_be_read_is_a_figure_and_no_error(watched):
             raise LedgerUnavailable("locked")
 
     metrics = Metrics(watched.home, Broken())
-    found = {family.name: family.samples for family in metrics.registry.collect()}
-    assert found["dpswd_ledger_up"][0].value == 0
-    assert "dpswd_budget_epsilon" not in found
-    assert found["dpswd_disk_free_bytes"][0].value > 0
+    families = {family.name: family.samples for family in metrics.registry.collect()}
+    assert families["dpswd_ledger_up"][0].value == 0
+    assert "dpswd_budget_epsilon" not in families
+    assert families["dpswd_disk_free_bytes"][0].value > 0
 
 
 def test_restarts_of_the_worker_are_counted(samples):

@@ -85,19 +85,19 @@ def test_a_note_that_another_one_made_or_changed_is_none(homes, change):
 
 def test_a_wish_is_done_once_and_not_for_ever(homes):
     file = noted_by(homes["anna"])
-    kept = file.read_text()
+    wish = file.read_text()
     with (
         pytest.raises(SettingsError, match="noted for ben"),
         seconded(
-            homes["ben"], "extend", json.loads(kept)["arguments"], reason=STUDY, now=dt.datetime.now(dt.UTC) + 2 * WAITS
+            homes["ben"], "extend", json.loads(wish)["arguments"], reason=STUDY, now=dt.datetime.now(dt.UTC) + 2 * WAITS
         ),
     ):
         pass
-    file.write_text(kept)
+    file.write_text(wish)
     extend_budget(homes["ben"], epsilon=1.5, reason=STUDY)
     with homes["anna"].open_ledger() as books:
         books.lower_budget(replace(_budget(books), epsilon=1.2), reason="x")
-    file.write_text(kept)
+    file.write_text(wish)
     with pytest.raises(SettingsError, match="noted for ben and not done"):
         extend_budget(homes["ben"], epsilon=1.5, reason=STUDY)
     assert homes["ben"].read_ledger().status.data_set.epsilon == 1.2
@@ -108,7 +108,7 @@ def _budget(books):
 
 
 @pytest.mark.parametrize("kind", ["name", "other key", "old signature", "foreign first"])
-def test_an_entry_that_says_another_one_acted_is_found(homes, kind):
+def test_an_entry_that_says_another_one_acted_is_detected(homes, kind):
     """Whoever has the ledger's key can write entries; they sign for nobody else."""
     anna, ben = homes["anna"], homes["ben"]
     with anna.open_ledger() as books:
@@ -173,7 +173,7 @@ def test_the_first_operator_enrols_themselves_and_alone_does_nothing_that_takes_
     assert verify_ledger(home).ok
 
 
-def test_a_first_enrolment_that_nobody_signed_is_found(tmp_path):
+def test_a_first_enrolment_that_nobody_signed_is_detected(tmp_path):
     home = made_home(tmp_path, np.zeros((64, 2), dtype=np.float32), epsilon=1.0, clients={})
     key, by = Operator.make(tmp_path / "anna", "anna").credential, {"operator": "anna", "credential": None}
     forged(home, Kind.OPERATOR_ADDED, {"operator": "anna", "key": key, "second": [], "by": by})

@@ -60,9 +60,9 @@ def failing(made, **overrides) -> dict[str, str]:
 
 
 def only(made, check: str, **overrides) -> str:
-    found = failing(made, **overrides)
-    assert set(found) == {check}, found
-    return found[check]
+    findings = failing(made, **overrides)
+    assert set(findings) == {check}, findings
+    return findings[check]
 
 
 def test_a_sound_curator_passes_every_check(made):
@@ -72,9 +72,9 @@ def test_a_sound_curator_passes_every_check(made):
 
 
 def test_settings(made):
-    found = failing(made, listen__port="70000")
-    assert "listen.port" in found["settings"]
-    assert "ledger" not in found  # what does not need the settings is checked all the same
+    findings = failing(made, listen__port="70000")
+    assert "listen.port" in findings["settings"]
+    assert "ledger" not in findings  # what does not need the settings is checked all the same
 
 
 def test_permissions(made, monkeypatch):
@@ -108,9 +108,9 @@ def test_keys_that_do_not_belong_together(made, tmp_path):
 
 def test_a_missing_key(made):
     made.ledger_key.unlink()
-    found = failing(made)
-    assert "backup" in found["keys"]
-    assert "backup" in found["key files"]
+    findings = failing(made)
+    assert "backup" in findings["keys"]
+    assert "backup" in findings["key files"]
 
 
 def test_key_files_that_others_can_read(made):
@@ -135,7 +135,7 @@ def test_a_clock_that_is_slow(made):
     assert "UTC" in preflight.CHECKS["clock"](almost)
 
 
-def test_what_the_kernel_says_of_the_clock_is_told(made, monkeypatch):
+def test_what_the_kernel_says_of_the_clock_is_reported(made, monkeypatch):
     monkeypatch.setattr(preflight, "clock_is_synchronised", lambda: False)
     assert "NTP" in preflight.CHECKS["clock"](preflight._Site(made, {}))
     monkeypatch.undo()
@@ -326,11 +326,11 @@ def test_an_entry_that_is_dated_before_its_predecessor_is_a_finding_and_no_reaso
         (finding,) = ledger.verify().findings
     assert finding.tampering is Tampering.MISDATED
     assert "before the entry before it" in finding.text
-    (found,) = (found for found in preflight.check(made) if found.check == "ledger")
-    assert found.ok
-    assert "dated" in found.text
+    (outcome,) = (outcome for outcome in preflight.check(made) if outcome.check == "ledger")
+    assert outcome.ok
+    assert "dated" in outcome.text
 
 
-def test_the_floor_under_samples_is_told(made):
-    told = {finding.check: finding.text for finding in preflight.check(made, {"limits.min_batch_size": "2"})}
-    assert "samples of 2 records are allowed" in told["limits"]
+def test_the_floor_under_samples_is_reported(made):
+    findings = {finding.check: finding.text for finding in preflight.check(made, {"limits.min_batch_size": "2"})}
+    assert "samples of 2 records are allowed" in findings["limits"]

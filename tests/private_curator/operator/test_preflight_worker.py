@@ -24,14 +24,14 @@ def test_a_worker_without_network_passes(tmp_path):
     assert text.startswith("starts and cannot connect, open a socket, write a file, start a program")
 
 
-def test_a_worker_that_reaches_the_network_is_found_whatever_it_says(tmp_path):
+def test_a_worker_that_reaches_the_network_is_detected_whatever_it_says(tmp_path):
     program = (sys.executable, "-P", str(Path(__file__).with_name("unconfined_worker.py")))
     settings = WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 28, seconds=60.0, program=program)
     with pytest.raises(SettingsError, match=r"can connect, open a socket, write a file, start a program .*Linux 5\.13"):
         examine(WorkerPool(settings, workers=1), secret=tmp_path)
 
 
-def test_extraction_in_the_curators_own_process_is_found(tmp_path):
+def test_extraction_in_the_curators_own_process_is_detected(tmp_path):
     engine = make_engine(ComputeSettings(isolation="in-process"), CPU)
     with pytest.raises(SettingsError, match=r"nothing confines; set compute\.isolation to process"):
         examine(engine, secret=tmp_path)

@@ -79,10 +79,10 @@ def test_it_shows_charges_and_writes_once(site):
 def test_the_price_is_that_of_one_run_and_what_the_team_expected(site):
     proposal = site.proposal()
     with site.server() as server:
-        told = Publishing(site.home, proposal, CLIENT).preview(server.ready())
-    assert told.epsilon == pytest.approx(told.expected) == pytest.approx(proposal.epsilon)
-    assert told.fits
-    assert (told.records, told.spent, told.remaining) == (120, 0.0, 3.0)
+        preview = Publishing(site.home, proposal, CLIENT).preview(server.ready())
+    assert preview.epsilon == pytest.approx(preview.expected) == pytest.approx(proposal.epsilon)
+    assert preview.fits
+    assert (preview.records, preview.spent, preview.remaining) == (120, 0.0, 3.0)
 
 
 def test_nothing_is_overwritten_and_a_purpose_stands(site):
@@ -168,14 +168,14 @@ def test_what_needs_labels_is_refused_where_there_are_none(site, tmp_path):
         site.publish(asked, tmp_path / "out")
 
 
-def test_the_operators_description_is_what_a_client_would_be_told(site):
-    told = site.description()
-    assert (told.records, told.record_shape, told.data_set, told.client_name) == (120, (6,), "north", CLIENT)
-    assert (told.remaining, told.data_set_budget.delta, told.ledger_public_key) == (3.0, 1e-5, site.key.hex())
+def test_the_operators_description_is_what_a_client_would_receive(site):
+    shown = site.description()
+    assert (shown.records, shown.record_shape, shown.data_set, shown.client_name) == (120, (6,), "north", CLIENT)
+    assert (shown.remaining, shown.data_set_budget.delta, shown.ledger_public_key) == (3.0, 1e-5, site.key.hex())
     out = site.directory / "hospital.json"
     words = ["describe", "--home", site.home.path, "--client", CLIENT, "--out", out]
     assert CliRunner().invoke(main, [*map(str, words)]).exit_code == 0
-    assert Description.from_json(json.loads(out.read_text())) == told
+    assert Description.from_json(json.loads(out.read_text())) == shown
     assert "nothing is ever overwritten" in CliRunner().invoke(main, [*map(str, words)]).output
     words[4] = "autumn"
     assert "`dpswd-curator add` registers one" in CliRunner().invoke(main, [*map(str, words[:5])]).output

@@ -100,7 +100,7 @@ def test_every_client_has_a_count_with_or_without_a_share(record, lived):
     assert (visitors.state, visitors.spent, visitors.last_seen) == ("paused", 0.0, None)
 
 
-def test_a_run_is_told_with_its_price_and_why(record, lived):
+def test_a_run_is_shown_with_its_price_and_why(record, lived):
     _, first, _, third = lived
     seen = record.run(first.run_id)
     assert (seen.purpose, seen.mechanism, seen.noise) == ("sepsis model, spring", "quantiles", "2")
@@ -185,7 +185,7 @@ def test_a_report_of_some_days_lists_those_alone(record):
     assert f"epsilon {record.overview.epsilon:g}" in text  # what is promised is of the whole life
 
 
-def test_a_changed_report_is_found(signed, tmp_path):
+def test_a_changed_report_is_detected(signed, tmp_path):
     file, _, public = signed
     check_report(file, public_key=public)
     for change in (b"Anna Weber", b"sepsis"):

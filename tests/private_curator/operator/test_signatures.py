@@ -60,7 +60,7 @@ def holds(kind: Signed, content: bytes, signature: bytes, directory: Path) -> bo
     if kind is Signed.VIEW:
         try:
             lines = [signed_line(content, signature, field="view"), entry().to_json()]
-            return not any("header is not signed" in found.text for found in read_view(lines, PUBLIC)[1])
+            return not any("header is not signed" in finding.text for finding in read_view(lines, PUBLIC)[1])
         except (InvalidValue, UnicodeDecodeError):
             return False
     if kind is Signed.PUBLICATION:

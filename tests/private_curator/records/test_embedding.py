@@ -58,22 +58,22 @@ class Here:
     def __init__(self, model):
         onnx_model = pytest.importorskip("dpswd.private_curator.onnx.model", reason="onnxruntime is not installed")
         self._own, self._refused = onnx_model.Embedding(), onnx_model.Refused
-        self._told("describe", {}, [blob(model.SerializeToString())])
+        self._ask("describe", {}, [blob(model.SerializeToString())])
 
     def open(self, record_shape, *, feature=None):
         wish = {"record_shape": record_shape, "feature": feature, "threads": 1}
-        self.features = self._told("open", wish, [])["features"]
+        self.features = self._ask("open", wish, [])["features"]
         return self.features
 
     def evaluate(self, records):
         slots, size = lay_out([records.shape, (len(records), self.features)])
         arena = Arena.create(size)
         arena.array(slots[0])[...] = records
-        self._told("embed", {"records": slots[0], "features": slots[1]}, [os.dup(arena.descriptor)])
+        self._ask("embed", {"records": slots[0], "features": slots[1]}, [os.dup(arena.descriptor)])
         arena.close()
         return arena.array(slots[1])
 
-    def _told(self, name, message, files):
+    def _ask(self, name, message, files):
         try:
             return getattr(self._own, name)(message, files)
         except self._refused as refusal:
@@ -103,7 +103,7 @@ def test_an_approved_model_turns_records_into_features_with_their_labels(tmp_pat
         return " ".join(result.output.split())
 
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    told = run(status=9)
+    shown = run(status=9)
     for words in (
         digest,
         "x: float32 n x 3 x 4",
@@ -112,11 +112,11 @@ def test_an_approved_model_turns_records_into_features_with_their_labels(tmp_pat
         f"--approve {digest[:16]}",
         "landlock",
     ):
-        assert words in told
+        assert words in shown
     assert not out.exists()
-    told = json.loads(run("--approve", digest[:16].upper(), "--format", "json", status=0))
-    assert (told["records"], told["dimension"]) == (9, 5)
-    assert told["memory_bytes"] > 0
+    shown = json.loads(run("--approve", digest[:16].upper(), "--format", "json", status=0))
+    assert (shown["records"], shown["dimension"]) == (9, 5)
+    assert shown["memory_bytes"] > 0
     features = np.load(out)
     assert features.dtype == np.float32
     np.testing.assert_allclose(features, (PIXELS / 255) @ WEIGHTS, atol=1e-5)

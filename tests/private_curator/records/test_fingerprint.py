@@ -90,8 +90,8 @@ def test_other_values_are_refused_until_the_operator_accepts_them(made, tmp_path
     assert "records accept" in {row["check"]: row["finding"] for row in json.loads(output)}["records"]
     run("records", "accept", "--home", made.path, "--reason", "a calibration was corrected")
     np.testing.assert_array_equal(load(made).take(np.array([0])), VALUES[:1] + 1)
-    kept = json.loads((made.path / FINGERPRINT_FILE).read_text())
-    assert kept["reason"] == "a calibration was corrected"
+    stored = json.loads((made.path / FINGERPRINT_FILE).read_text())
+    assert stored["reason"] == "a calibration was corrected"
     np.save(tmp_path / "r.npy", VALUES[:40])
     run("records", "accept", "--home", made.path, "--reason", "fewer", status=3)
 

@@ -416,15 +416,15 @@ def test_settings_that_mean_nothing_for_a_format_are_refused(tmp_path):
 def test_the_schema_shows_what_was_understood(tmp_path):
     table = pa.table({"flag": [0, 1, 1], "count": [3, 5, 70_000_001], "level": [0.5, -2.5, 1.0], "y": [2, 0, 2]})
     pq.write_table(table, tmp_path / "r.parquet")
-    found = inspect(tmp_path / "r.parquet", source(tmp_path / "r.parquet", labels_array="y"))
-    assert (found.format, found.records, found.shape, found.type) == ("parquet", 3, (3,), "float32")
-    assert found.classes == {"0": 1, "2": 2}
-    shown = {column.name: (column.kind, column.low, column.high) for column in found.columns}
+    facts = inspect(tmp_path / "r.parquet", source(tmp_path / "r.parquet", labels_array="y"))
+    assert (facts.format, facts.records, facts.shape, facts.type) == ("parquet", 3, (3,), "float32")
+    assert facts.classes == {"0": 1, "2": 2}
+    shown = {column.name: (column.kind, column.low, column.high) for column in facts.columns}
     assert shown["flag"] == ("truth values", 0, 1)
     assert shown["count"] == ("whole numbers", 3, 70_000_000)
     assert shown["level"] == ("numbers", -2.5, 1)
-    assert any("'count'" in note and "identifier" in note for note in found.notes)
-    assert not {"classes", "columns", "digest"} & found.public().keys()
+    assert any("'count'" in note and "identifier" in note for note in facts.notes)
+    assert not {"classes", "columns", "digest"} & facts.public().keys()
 
 
 def test_labels_that_are_no_classes_are_refused(tmp_path):

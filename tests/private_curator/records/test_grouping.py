@@ -25,7 +25,7 @@ def run(*arguments, status=0):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "text"])
-def test_the_first_record_of_each_person_is_kept(tmp_path, kind):
+def test_the_first_record_of_each_person_stays(tmp_path, kind):
     rows = ROWS | ({"patient_id": ["g", "c", "g", "i", "c"]} if kind == "text" else {})
     path = tmp_path / ("r.parquet" if kind == "parquet" else "r.csv")
     if kind == "parquet":
@@ -33,12 +33,12 @@ def test_the_first_record_of_each_person_is_kept(tmp_path, kind):
     else:
         lines = [",".join(map(str, row)) for row in zip(*rows.values(), strict=True)]
         path.write_text("\n".join([",".join(rows), *lines]))
-    told = run(
+    text = run(
         "records", "convert", path, "--out", tmp_path / "r.npy", "--person", "patient_id", "--labels-array", "sick"
     )
     assert np.load(tmp_path / "r.npy").tolist() == [[50.0], [61.0], [20.0]]
     assert np.load(tmp_path / "r.labels.npy").tolist() == [0, 1, 0]
-    assert "left out" in told
+    assert "left out" in text
 
 
 def test_a_persons_number_among_the_values_is_noticed(tmp_path):
@@ -46,28 +46,28 @@ def test_a_persons_number_among_the_values_is_noticed(tmp_path):
     lines = [",".join(map(str, row)) for row in zip(*ROWS.values(), strict=True)]
     path.write_text("\n".join([",".join(ROWS), *lines]))
     home = tmp_path / "home"
-    for told in (
+    for text in (
         run("records", "inspect", path),
         run("init", "--home", home, "--records", path, "--epsilon", 1, "--delta", 1e-5),
     ):
-        words = " ".join(told.split())
+        words = " ".join(text.split())
         assert "for records, not persons" in words
         assert "records convert --person patient_id" in words
     assert "not persons" not in run("records", "inspect", path, "--columns", "age,sick")
 
 
-def test_up_to_k_records_of_a_person_are_kept_and_priced_together(tmp_path):
+def test_up_to_k_records_of_a_person_stay_and_are_priced_together(tmp_path):
     """The operator states what a person is promised; the ledger counts records, each with as much less."""
     path, home = tmp_path / "r.csv", tmp_path / "home"
     rows = ROWS | {"patient_id": [7, 7, 7, 9, 3], "age": [50, 61, 51, 20, 62]}
     path.write_text("\n".join([",".join(rows), *(",".join(map(str, row)) for row in zip(*rows.values(), strict=True))]))
-    told = run("records", "convert", path, "--out", tmp_path / "r.npy", "--person", "patient_id", "--most", 2)
+    text = run("records", "convert", path, "--out", tmp_path / "r.npy", "--person", "patient_id", "--most", 2)
     assert np.load(tmp_path / "r.npy").tolist() == [[50.0, 0.0], [61.0, 1.0], [20.0, 0.0], [62.0, 1.0]]
-    assert "init --records-per-person 2" in " ".join(told.split())
+    assert "init --records-per-person 2" in " ".join(text.split())
     # The bound that was asked for, whatever the data hold: k is public.
-    told = run("records", "convert", path, "--out", tmp_path / "r4.npy", "--person", "patient_id", "--most", 4)
+    text = run("records", "convert", path, "--out", tmp_path / "r4.npy", "--person", "patient_id", "--most", 4)
     assert len(np.load(tmp_path / "r4.npy")) == 5
-    assert "init --records-per-person 4" in " ".join(told.split())
+    assert "init --records-per-person 4" in " ".join(text.split())
     own = ("--records", tmp_path / "r.npy", "--delta", 1e-5, "--records-per-person")
     run("init", "--home", home, *own, 2, "--epsilon", 1, "--name", "visits")
     each, its_delta = allowed_for_record(1.0, 1e-5, 2)
@@ -106,11 +106,11 @@ def test_columns_of_text_beside_the_records_are_no_hindrance(tmp_path):
     path.write_text("patient,age,bp,ward,dx\np1,50,80,east,yes\np2,61,90,west,\np1,51,81,east,no\np3,20,70,east,no\n")
     values = ("--person", "patient", "--columns", "age,bp")
     declared = ("--labels-array", "dx", "--classes", "yes,no", "--unlabelled", "unknown")
-    told = run("records", "convert", path, "--out", tmp_path / "r.npy", *values, *declared)
+    text = run("records", "convert", path, "--out", tmp_path / "r.npy", *values, *declared)
     assert np.load(tmp_path / "r.npy").tolist() == [[50.0, 80.0], [61.0, 90.0], [20.0, 70.0]]
     assert np.load(tmp_path / "r.labels.npy").tolist() == [0, -1, 1]
     assert json.loads((tmp_path / "r.classes.json").read_text()) == ["yes", "no"]
-    assert "init --unlabelled -1" in " ".join(told.split())
+    assert "init --unlabelled -1" in " ".join(text.split())
     run("records", "convert", path, "--out", tmp_path / "unlabelled.npy", *values)
     assert np.load(tmp_path / "unlabelled.npy").tolist() == np.load(tmp_path / "r.npy").tolist()
     path.write_text(path.read_text().replace("p2", ""))

@@ -103,7 +103,7 @@ CANARY = 77
         (np.array(["a", "b", f"patient {CANARY}", "a", "a"]), 2, "name the classes"),
     ],
 )
-def test_a_label_outside_the_classes_is_refused_and_told_to_the_terminal_alone(tmp_path, labels, classes, match):
+def test_a_label_outside_the_classes_is_refused_and_shown_on_the_terminal_alone(tmp_path, labels, classes, match):
     with pytest.raises(RecordsRefused, match=match) as refused:
         _load(_npz(tmp_path, labels), array="x", labels_array="y", classes=classes)
     assert str(CANARY) not in str(refused.value).replace(str(tmp_path), "")  # pytest numbers its directories

@@ -24,7 +24,7 @@ from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.serving.asking import host_of
 from dpswd.private_curator.settings.groups import LogSettings
-from dpswd.private_curator.storage.asks import KEPT_DAYS, MOST_ROWS, OTHERS, Ask, AskBook
+from dpswd.private_curator.storage.asks import MOST_ROWS, OTHERS, RETENTION_DAYS, Ask, AskBook
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.cli.main import main as client_main
@@ -74,7 +74,7 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
             assert not team.price_run(dear).fits  # a question
             for _ in range(3):
                 with pytest.raises(errors.BudgetExhausted, match=r"would cost epsilon 7\.5"):
-                    team.price_run(dear, wanted=7.5)  # the stock client asks so where it goes no further
+                    team.price_run(dear, requested_epsilon=7.5)  # the stock client asks so where it goes no further
             run = team.open_run(cheap)
             asked = team.request_budget(1.0, purpose="a second site")[-1]
             with anna.open_ledger() as ledger:
@@ -110,8 +110,8 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
     assert scraped["Describe", "CREDENTIALS_INVALID"] == 1
 
     record = Record(HomeDirectory(made.path))
-    (known,) = record.runs
-    assert (known.run_id, known.purpose) == (run.run_id, "sepsis, spring")
+    (recorded,) = record.runs
+    assert (recorded.run_id, recorded.purpose) == (run.run_id, "sepsis, spring")
     (receipt,) = [
         line for line in (tmp_path / "runs" / "receipts.jsonl").read_text().splitlines() if "run-opened" in line
     ]
@@ -128,13 +128,13 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
     assert team_facts.share == pytest.approx(record.overview.spent + 0.4)
 
     notices = [json.loads(line) for line in (tmp_path / "notices").read_text().splitlines()]
-    told = [(one["kind"], one.get("act", one.get("reason", ""))) for one in notices]
-    assert told.count(("refused", "BUDGET_EXHAUSTED")) == 1  # the first of three
-    for wanted in (
+    acts = [(one["kind"], one.get("act", one.get("reason", ""))) for one in notices]
+    assert acts.count(("refused", "BUDGET_EXHAUSTED")) == 1  # the first of three
+    for act in (
         ("budget-low", ""), ("request", "budget-requested"), ("act", "client-paused"), ("act", "request-decided"),
         ("refused", "CREDENTIALS_INVALID"),
     ):  # fmt: skip
-        assert wanted in told
+        assert act in acts
     (paused,) = [one for one in notices if one.get("act") == "client-paused"]
     assert (paused["by"], paused["reason"], paused["client"]) == ("anna", "an inquiry", "ml-team")
 
@@ -172,8 +172,8 @@ def _refusals_counted(address):
     with urllib.request.urlopen(f"http://{address}/metrics") as reply:
         families = text_string_to_metric_families(reply.read().decode())
         samples = [sample for family in families for sample in family.samples]
-    found = [sample for sample in samples if sample.name == "dpswd_requests_total"]
-    return {(sample.labels["operation"], sample.labels["outcome"]): sample.value for sample in found}
+    requests = [sample for sample in samples if sample.name == "dpswd_requests_total"]
+    return {(sample.labels["operation"], sample.labels["outcome"]): sample.value for sample in requests}
 
 
 def _refused(client, *, time=NOW, reason="BUDGET_EXHAUSTED"):
@@ -203,7 +203,7 @@ def test_no_client_can_fill_the_book(tmp_path):
 def test_the_book_forgets_after_a_year(tmp_path):
     book = AskBook(tmp_path / "asks.db")
     today = dt.datetime.now(dt.UTC)
-    book.record(_refused("old", time=today - dt.timedelta(days=KEPT_DAYS + 1)))
+    book.record(_refused("old", time=today - dt.timedelta(days=RETENTION_DAYS + 1)))
     book.write()
     again = AskBook(tmp_path / "asks.db")
     again.record(_refused("new", time=today))

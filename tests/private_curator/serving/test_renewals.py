@@ -63,8 +63,8 @@ class Sites:
         """request, approve; the client's directory."""
         directory = self.directory / name
         self.client("init", name, "--out", directory)
-        told = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
-        self.operator("approve", directory / "client.csr", "--out", directory, *told, *options)
+        fingerprint = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
+        self.operator("approve", directory / "client.csr", "--out", directory, *fingerprint, *options)
         return directory
 
     def renew(self, directory) -> Path:
@@ -97,10 +97,10 @@ def _connect(sites, directory):
 def test_request_approve_renew_install_on_a_live_server(live):
     directory = live.join("ml-team", "--epsilon", "0.5")
     old_pair = {name: (directory / name).read_bytes() for name in ("client.crt", "client.key")}
-    kept = live.directory / "old"
-    kept.mkdir()
+    before = live.directory / "old"
+    before.mkdir()
     for name in ("ca.crt", "client.crt", "client.key"):
-        (kept / name).write_bytes((directory / name).read_bytes())
+        (before / name).write_bytes((directory / name).read_bytes())
     with _connect(live, directory) as connection:
         assert connection.describe().client_budget.epsilon == 0.5
         certificate = live.renew(directory)
@@ -109,12 +109,12 @@ def test_request_approve_renew_install_on_a_live_server(live):
     assert (directory / "client.key").read_bytes() != old_pair["client.key"]
     assert (directory / "client.key.previous").read_bytes() == old_pair["client.key"]
     assert not (directory / "client.key.next").exists()
-    with _connect(live, directory) as new, _connect(live, kept) as old:
+    with _connect(live, directory) as new, _connect(live, before) as old:
         assert new.describe().client_name == old.describe().client_name == "ml-team"
         assert new.describe().client_budget.epsilon == 0.5  # one account, two certificates
         rows = live.rows()
         assert [row["state"] for row in rows] == ["valid", "valid"]
-        fingerprint = identity.read_identity(kept).fingerprint
+        fingerprint = identity.read_identity(before).fingerprint
         assert rows[0]["fingerprint"] == fingerprint
         live.operator("clients", "ml-team", "--revoke-certificate", fingerprint, "--reason", "replaced")
         with pytest.raises(errors.CredentialsInvalid, match="withdrawn"):
@@ -147,8 +147,8 @@ def test_an_expired_certificate_is_refused_on_both_sides_and_renewed_by_the_oper
     assert "proves nothing" in live.operator("approve", directory / "client.renewal", "--out", out, status=9)
     assert "already" in live.operator("approve", directory / "client.csr", "--out", out, status=10)
     assert not out.exists()
-    told = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
-    live.operator("approve", directory / "client.csr", "--out", out, "--renew", *told)
+    fingerprint = ("--fingerprint", request_fingerprint((directory / "client.csr").read_bytes()))
+    live.operator("approve", directory / "client.csr", "--out", out, "--renew", *fingerprint)
     live.client("certificate", "--install", out / "client.crt", "--credentials", directory)
     with _connect(live, directory) as connection:
         assert connection.describe().client_name == "late"

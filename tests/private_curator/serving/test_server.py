@@ -315,8 +315,8 @@ def test_a_paid_reply_with_source_features_outlives_their_upload(serve, director
     digest = client.upload_source(SOURCE)
     pending = client.prepare_step(run, GradientRequest(digest))
     first = client.send(pending)
-    for kept in (directory / "home" / "uploads" / "objects").iterdir():
-        kept.unlink()
+    for stored in (directory / "home" / "uploads" / "objects").iterdir():
+        stored.unlink()
     client = serve(**{"limits.max_source_features": "3"})
     _again(client, pending, first)
     with pytest.raises(errors.ExtractorUnknown):
@@ -352,7 +352,7 @@ def test_one_client_cannot_take_all_threads(serve):
     assert not turns  # nothing is remembered of a client that asks nothing
 
 
-def test_who_may_not_ask_is_told_at_once_and_holds_no_thread(serve, directory):
+def test_who_may_not_ask_is_refused_at_once_and_holds_no_thread(serve, directory):
     """Attack: eight requests a second of a revoked client held every thread for a quantum each."""
     client = serve(**{"limits.reply_quantum_ms": "3000"})
     run = _open(client)
@@ -407,7 +407,7 @@ def test_a_refusal_names_no_file_of_the_curator_s(serve, directory):
     assert "/" not in str(caught.value)
 
 
-def test_a_client_of_a_frozen_data_set_is_told_so_and_no_price(serve, directory):
+def test_a_client_of_a_frozen_data_set_hears_so_and_no_price(serve, directory):
     client = serve()
     parameters = _parameters(client, quantiles(2, 0.01, directions=10), steps=1000)  # far beyond the budget
     with home.HomeDirectory(directory / "home").open_ledger() as ledger:
@@ -419,9 +419,9 @@ def test_a_client_of_a_frozen_data_set_is_told_so_and_no_price(serve, directory)
 
 def test_the_first_line_is_in_the_log_s_format(serve):
     serve(**{"log.format": "json"})
-    told = json.loads(serve.running.announcement("localhost:1"))
-    assert told["message"] == "listening on localhost:1"
-    assert told["level"] == "INFO"
+    line = json.loads(serve.running.announcement("localhost:1"))
+    assert line["message"] == "listening on localhost:1"
+    assert line["level"] == "INFO"
     serve()
     assert serve.running.announcement("localhost:1") == "listening on localhost:1"
 

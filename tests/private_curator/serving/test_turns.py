@@ -153,7 +153,7 @@ def test_a_step_that_is_being_answered_is_not_answered_twice():
     assert not turns._steps
 
 
-def test_a_request_counts_as_the_largest_until_its_size_is_known():
+def test_a_request_counts_as_the_largest_until_it_is_there():
     turns = made(9, most_bytes=100)
     with turns.taken("one") as first, turns.taken("one"):
         with (

@@ -45,7 +45,7 @@ def test_steps_leave_nothing_behind_in_the_curator(make_hospital):
         gc.collect()
         return len(stored.reply) + len(stored.receipt.entry.statement)
 
-    kept = steps(50)  # bytes, if the reply of a step were kept
+    reply_bytes = steps(50)  # bytes, if the reply of a step were kept
     before = _resident()
     tracemalloc.start()
     try:
@@ -56,7 +56,7 @@ def test_steps_leave_nothing_behind_in_the_curator(make_hospital):
     finally:
         tracemalloc.stop()
     # The interpreter's own free lists grow a little; what was kept of each step would be twice as much as is allowed.
-    assert grown < STEPS * kept / 2, (grown, kept)
+    assert grown < STEPS * reply_bytes / 2, (grown, reply_bytes)
     assert _resident() - before < 32 << 20
 
 
@@ -72,7 +72,7 @@ def test_a_flood_of_quotes_is_remembered_up_to_a_bound(make_hospital, monkeypatc
 
 
 def test_the_shapes_of_few_extractors_are_remembered(make_hospital, monkeypatch):
-    monkeypatch.setattr(extraction, "MAX_KNOWN", 3)
+    monkeypatch.setattr(extraction, "MAX_REMEMBERED", 3)
     hospital = make_hospital(RECORDS)
     for features in range(2, 9):
         parameters = hospital.declare(_module(features), quantiles(2, 30.0), batch_size=12)

@@ -144,7 +144,7 @@ def _declared(declared=None, *, batch_size=40, steps=3):
 
 
 def test_each_kind_of_step_is_measured_once():
-    known, measured = TrialTimes(), []
+    trials, measured = TrialTimes(), []
 
     def once(value):
         measured.append(value)
@@ -153,14 +153,14 @@ def test_each_kind_of_step_is_measured_once():
     times = 1 + len(trial_run.KINDS)
     noisier = rows(3.0, directions=10)
     for run in (_declared(), _declared(steps=9), _declared(noisier)):
-        assert known.seconds(run, once) == 2.0
+        assert trials.seconds(run, once) == 2.0
     assert len(measured) == times  # neither the number of steps nor the noise changes what a step takes
     for run in (_declared(batch_size=50), _declared(rows(directions=11)), _declared(quantiles(2, 1.0, directions=10))):
-        known.seconds(run, once)
+        trials.seconds(run, once)
     assert len(measured) == 4 * times
     summed = gradient(rows(directions=10), SUM)
     for run in (_declared(summed), _declared(gradient(rows(directions=10), replace(SUM, clip_norm=0.2, sigma=2.0)))):
-        known.seconds(run, once)
+        trials.seconds(run, once)
     assert len(measured) == 5 * times
 
 
@@ -172,9 +172,9 @@ def test_a_trial_takes_what_the_slowest_records_need_on_a_quiet_machine():
         needed = 0.03 if value is not None and np.isnan(value) else 0.02
         return needed + rng.exponential(0.03) * (rng.random() < 0.6)  # others want the machine as well
 
-    found = [TrialTimes().seconds(_declared(), once) for _ in range(20)]
-    assert max(found) < 1.2 * min(found)
-    assert min(found) >= 0.03
+    seconds = [TrialTimes().seconds(_declared(), once) for _ in range(20)]
+    assert max(seconds) < 1.2 * min(seconds)
+    assert min(seconds) >= 0.03
 
 
 def test_a_trial_is_of_the_largest_request(make_hospital, module):
@@ -187,15 +187,15 @@ def test_a_trial_is_of_the_largest_request(make_hospital, module):
 
 
 def test_the_memory_of_trials_is_bounded():
-    known = TrialTimes()
+    trials = TrialTimes()
     for batch in range(20, MAX_REMEMBERED + 70):
-        known.seconds(_declared(batch_size=batch), lambda _: 2.0)
-    assert len(known._seconds) == MAX_REMEMBERED
+        trials.seconds(_declared(batch_size=batch), lambda _: 2.0)
+    assert len(trials._seconds) == MAX_REMEMBERED
 
 
 def test_a_remembered_trial_keeps_nothing_of_its_request():
     """A request may have tens of megabytes, and 256 trials are remembered."""
-    known = TrialTimes()
+    trials = TrialTimes()
 
     class Once:
         def __call__(self, value):
@@ -203,16 +203,16 @@ def test_a_remembered_trial_keeps_nothing_of_its_request():
 
     once = Once()
     alive = weakref.ref(once)
-    known.seconds(_declared(), once)
+    trials.seconds(_declared(), once)
     del once
     assert alive() is None
 
 
-def test_a_step_whose_time_is_known_makes_no_request_for_a_trial(make_hospital, module, monkeypatch):
+def test_a_step_whose_time_was_measured_makes_no_request_for_a_trial(make_hospital, module, monkeypatch):
     hospital = make_hospital(RECORDS)
     parameters = hospital.declare(module, gradient(rows(), SUM), batch_size=20)
     run, extractor = hospital.admit(parameters), hospital.extractor(parameters)
-    known, made = hospital.trials.seconds(run, extractor), []
+    seconds, made = hospital.trials.seconds(run, extractor), []
     monkeypatch.setattr(type(ALL_MECHANISMS["gradient"]), "synthetic", lambda *given: made.append(given))
-    assert hospital.trials.seconds(run, extractor) == known
+    assert hospital.trials.seconds(run, extractor) == seconds
     assert made == []

@@ -14,7 +14,7 @@ def store(tmp_path):
     return UploadStore(tmp_path, max_bytes=100, max_objects=3)
 
 
-def test_what_was_put_is_found_again_also_by_a_new_process(store, tmp_path):
+def test_what_was_put_is_read_again_also_by_a_new_process(store, tmp_path):
     digest = store.put(Kind.GRAPH, b"graph", client="a", field="graph")
     again = UploadStore(tmp_path, max_bytes=100, max_objects=3)
     assert again.get(Kind.GRAPH, digest, client="a") == b"graph"

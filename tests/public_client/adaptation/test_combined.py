@@ -24,12 +24,12 @@ def made(count, seed, shares=None):
 
 
 def hospital(classes=CLASSES, labelled=N, budget=6.0):
-    told = mock_description(
+    description = mock_description(
         records=N, record_shape=(D,), epsilon=budget, delta=1e-5, classes=classes, partly_labelled=labelled < N
     )
     records, labels = made(N, 0, SHARES)
     held = np.where(np.arange(N) < labelled, labels, UNLABELLED)
-    return Hospital(MockCurator(told, records=records, labels=held, randomness=np.random.default_rng(0).bytes))
+    return Hospital(MockCurator(description, records=records, labels=held, randomness=np.random.default_rng(0).bytes))
 
 
 def fitted(where, **settings):
@@ -43,7 +43,7 @@ def fitted(where, **settings):
 
 
 @pytest.mark.long
-def test_what_each_part_was_worth_is_told_and_the_best_is_kept():
+def test_what_each_part_was_worth_is_said_and_the_best_stays():
     """A quarter of the hospital's records has a label; its classes are far from even, as the labels' counts say."""
     with hospital(labelled=N // 4) as where:
         model = fitted(where)
@@ -58,12 +58,12 @@ def test_what_each_part_was_worth_is_told_and_the_best_is_kept():
     ).argmax(dim=1)
     after = (model.predict(torch.from_numpy(records)).numpy() == labels).mean()
     assert after > (before.numpy() == labels).mean() + 0.03
-    told = model.comparison
-    assert list(told.accuracies) == [one.name for one in model.candidates]
-    assert told.accuracies[model.chosen.name] == max(told.accuracies.values())
-    assert told.error < 4.0
-    assert abs(told.accuracies[model.chosen.name] - 100 * after) < 10.0
-    assert f"{model.chosen.name:<20} {told.accuracies[model.chosen.name]:.1f}%  <- kept" in str(model)
+    comparison = model.comparison
+    assert list(comparison.accuracies) == [one.name for one in model.candidates]
+    assert comparison.accuracies[model.chosen.name] == max(comparison.accuracies.values())
+    assert comparison.error < 4.0
+    assert abs(comparison.accuracies[model.chosen.name] - 100 * after) < 10.0
+    assert f"{model.chosen.name:<20} {comparison.accuracies[model.chosen.name]:.1f}%  <- kept" in str(model)
     assert str(model).count("<- kept") == 1
     assert str(model).count("%") == 4
 
@@ -79,7 +79,7 @@ def test_a_hospital_without_labels_gives_its_records_alone():
 
 
 @pytest.mark.long
-def test_without_room_for_the_comparison_the_last_model_is_kept_and_it_is_told_why():
+def test_without_room_for_the_comparison_the_last_model_stays_and_it_is_said_why():
     """A comparison for epsilon 3.6 in a budget of 3.7, of which two releases of 1.2 have taken more than 1."""
     with hospital(budget=3.7) as where:
         model = fitted(where, shares={"records": 0.2, "labels": 0.2, "evaluation": 0.6})

@@ -40,8 +40,8 @@ def loader(records):
 
 def refused(records, contract, *, own=None, extractor=None, match):
     shape = tuple(records.shape[1:])
-    told = mock_description(records=200, record_shape=shape, epsilon=2.0, delta=1e-5, contract=contract)
-    hospital = Hospital(MockCurator(told))
+    facts = mock_description(records=200, record_shape=shape, epsilon=2.0, delta=1e-5, contract=contract)
+    hospital = Hospital(MockCurator(facts))
     torch.manual_seed(0)
     extractor = extractor or nn.Sequential(nn.Flatten(), nn.Linear(records[0].numel(), 4), nn.Tanh())
     model = DomainAdaptation(
@@ -112,18 +112,18 @@ def test_dark_bright_and_low_contrast_sources_on_the_declared_scale_are_let_thro
 
 
 def test_what_is_not_compared_is_said_before_the_charge(caplog):
-    told = DataContract(column_names=("age", "sugar"), class_names=("no", "yes"))
-    said = told.uncompared(DataContract(column_names=("age", "sugar")))
+    own = DataContract(column_names=("age", "sugar"), class_names=("no", "yes"))
+    said = own.uncompared(DataContract(column_names=("age", "sugar")))
     assert [text.split(";")[0] for text in said][1:] == ["the hospital declares classes no, yes"]
     assert "declares no range" in said[0]
     assert PIXELS.uncompared() == []
-    refused(torch.randn(64, 2), told, extractor=nn.Sequential(nn.Linear(2, 4), nn.Hardtanh(5, 6)), match="are the same")
+    refused(torch.randn(64, 2), own, extractor=nn.Sequential(nn.Linear(2, 4), nn.Hardtanh(5, 6)), match="are the same")
     assert "declares columns age, sugar; you declared none" in caplog.text
 
 
 def test_an_own_loop_with_its_source_refuses_dead_features_and_another_scale_before_the_charge():
-    told = mock_description(records=200, record_shape=(3, 8, 8), epsilon=2.0, delta=1e-5, contract=PIXELS)
-    hospital = Hospital(MockCurator(told))
+    facts = mock_description(records=200, record_shape=(3, 8, 8), epsilon=2.0, delta=1e-5, contract=PIXELS)
+    hospital = Hospital(MockCurator(facts))
     plan = hospital.plan(AllWeights(), epsilon=1.0, steps=1)
     live = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Tanh()).eval()
     dead = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Hardtanh(5, 6)).eval()
@@ -145,8 +145,8 @@ def test_the_hospital_finds_records_outside_and_declarations_that_do_not_fit(tmp
     np.save(tmp_path / "records.npy", images)
     data = Target(stored=images, record_shape=(3, 8, 8))
     declared = {"value_range": (0.0, 1.0), "channel_mean": MEAN, "channel_std": STD}
-    told = check_contract(hospital_records(**declared), lambda: data, home=tmp_path)
-    assert told == "0 to 1; then less 0.485, 0.456, 0.406, over 0.229, 0.224, 0.225"
+    text = check_contract(hospital_records(**declared), lambda: data, home=tmp_path)
+    assert text == "0 to 1; then less 0.485, 0.456, 0.406, over 0.229, 0.224, 0.225"
     assert "cannot tell" in check_contract(hospital_records(), lambda: data, home=tmp_path)
     images[7, 1, 2, 3] = 9.0
     with pytest.raises(RecordsRefused, match="declares") as caught:
@@ -177,9 +177,9 @@ def test_the_hospital_finds_records_outside_and_declarations_that_do_not_fit(tmp
 def test_a_contract_travels_and_reads_back():
     full = replace(PIXELS, column_names=("a", "b"), units=("mm", "kg"), class_names=("no", "yes"))
     assert DataContract.from_bytes(full.to_bytes()) == full
-    told = mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5, contract=full)
-    assert "a (mm), b (kg); classes no, yes" in str(told)
-    assert type(told).from_json(told.to_json()) == told
-    assert Hospital(MockCurator(told)).describe().contract == full
+    description = mock_description(records=9, record_shape=(2,), epsilon=1.0, delta=1e-5, contract=full)
+    assert "a (mm), b (kg); classes no, yes" in str(description)
+    assert type(description).from_json(description.to_json()) == description
+    assert Hospital(MockCurator(description)).describe().contract == full
     with pytest.raises(InvalidValue, match="value_range must be two finite numbers"):
         DataContract.from_json({"value_range": [1.0, 0.0]})

@@ -148,8 +148,8 @@ def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, serve
     drawn = require_all_asked(served, method, STEPS)
     assert served.curator.spent == 1.0
     assert adaptation.history[-1].step in (drawn, STEPS)
-    kept = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
-    answered = [entry.payload["step"] for entry in kept if entry.kind == STEP_ANSWERED]
+    receipts = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
+    answered = [entry.payload["step"] for entry in receipts if entry.kind == STEP_ANSWERED]
     assert answered == list(range(1, drawn + 1))
 
 
@@ -169,8 +169,8 @@ def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path,
     adaptation = fit(model(connect(), method), checkpoint=tmp_path / "run")
     drawn = require_all_asked(served, method, STEPS)
     assert adaptation.history[-1].step in (STEPS - 1, STEPS)
-    kept = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
-    answered = [entry.payload["step"] for entry in kept if entry.kind == STEP_ANSWERED]
+    receipts = [SignedEntry.from_json(line) for line in (tmp_path / "run" / "receipts.jsonl").read_text().splitlines()]
+    answered = [entry.payload["step"] for entry in receipts if entry.kind == STEP_ANSWERED]
     assert answered == [1, 2, 4, 5, 6][: drawn - 1]
 
 
@@ -217,16 +217,16 @@ def test_a_critic_is_continued_as_it_was_declared(connect, served, tmp_path):
     with pytest.raises(errors.CuratorUnavailable):
         fit(model(connect(), "dp-dann"), checkpoint=tmp_path / "run")
     store = Checkpoint(tmp_path / "run")
-    kept = store.read("critic")
+    receipts = store.read("critic")
     declared = served.curator.run
-    assert served.curator.declared.sum.clip_norm == kept["clip_norm"]
+    assert served.curator.declared.sum.clip_norm == receipts["clip_norm"]
     again = model(connect(), "dp-dann")
     again.seed = 99  # of another critic, had there been none
     fit(again, checkpoint=tmp_path / "run")
     assert served.curator.run == declared
     assert served.curator.steps_charged == STEPS
-    kept["critic"]["first.bias"] += 1.0
-    store.write("critic", kept)
+    receipts["critic"]["first.bias"] += 1.0
+    store.write("critic", receipts)
     with pytest.raises(errors.SettingsError, match="another extractor"):
         fit(model(connect(), "dp-dann"), checkpoint=tmp_path / "run")
 

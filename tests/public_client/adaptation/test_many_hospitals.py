@@ -68,10 +68,10 @@ class Mock(MockCurator):
 
     def __init__(self, number, outcome="answered"):
         records, labels = made(300, 100 + number)
-        told = mock_description(
+        description = mock_description(
             records=300, record_shape=(WIDTH,), epsilon=4.0, delta=1e-5, name=f"mock-{number}", classes=CLASSES
         )
-        super().__init__(told, seed=number, records=records, labels=labels)
+        super().__init__(description, seed=number, records=records, labels=labels)
         self._outcome = outcome
 
     def exchange(self, method, request, *, patience=None):
@@ -127,9 +127,9 @@ def test_one_model_of_all_that_answer(real, mocks, nobody):
         finally:
             Mock.end.set()
         assert time.monotonic() - begun < SILENCE_S / 2
-    told = {report["site"]: report for report in model.reports}
-    assert {name for name, report in told.items() if report["state"] == "set aside"} == {"mock-3", "mock-7"}
-    assert "half of the sites" in told["mock-7"]["reason"]
+    reports = {report["site"]: report for report in model.reports}
+    assert {name for name, report in reports.items() if report["state"] == "set aside"} == {"mock-3", "mock-7"}
+    assert "half of the sites" in reports["mock-7"]["reason"]
     assert Mock.most > mocks // 2  # releases travel side by side
     for home, _, _ in real.values():  # the real ones were charged once, for the one release
         with home.open_ledger() as ledger:
@@ -198,11 +198,11 @@ def test_a_straggler_is_given_up_only_when_half_have_answered():
             raise InvalidValue("no")
         return name
 
-    found, lost = ask_each(["a", "b", "late", "wrong"], ask, straggler_s=0.1)
-    assert (sorted(found), sorted(lost)) == (["a", "b"], ["late", "wrong"])
+    answers, lost = ask_each(["a", "b", "late", "wrong"], ask, straggler_s=0.1)
+    assert (sorted(answers), sorted(lost)) == (["a", "b"], ["late", "wrong"])
     threading.Timer(0.5, end.set).start()
-    found, lost = ask_each(["late", "wrong"], ask, straggler_s=0.0)  # one of two, and nobody else answered
-    assert (sorted(found), sorted(lost)) == (["late"], ["wrong"])
+    answers, lost = ask_each(["late", "wrong"], ask, straggler_s=0.0)  # one of two, and nobody else answered
+    assert (sorted(answers), sorted(lost)) == (["late"], ["wrong"])
 
 
 class Opening(Mock):
@@ -245,7 +245,7 @@ def test_nobody_is_given_up_while_runs_are_charged():
     assert lost["charged_epsilon"] == pytest.approx(curators["lost"].charges[0].epsilon, rel=0.05)
 
 
-def test_a_callers_mistake_is_told_when_no_thread_charges_any_more():
+def test_a_callers_mistake_is_raised_when_no_thread_charges_any_more():
     done = threading.Event()
 
     def ask(name):

@@ -114,11 +114,11 @@ def test_not_even_the_hospital_can_sign_parts_that_do_not_belong_together(sites,
 
 def test_verify_tells_what_it_is_and_what_is_wrong(sites, made, tmp_path):
     north, south, path, _ = sites
-    told = CliRunner().invoke(main, ["verify", str(path), "--key", str(north.key_file)])
-    assert told.exit_code == 0, told.output
-    assert "one release of all 120 records of 'north', epsilon" in told.output
-    assert "published for: the spring study" in told.output
-    assert "2 receipts: 1 runs charged, 1 steps answered" in told.output
+    result = CliRunner().invoke(main, ["verify", str(path), "--key", str(north.key_file)])
+    assert result.exit_code == 0, result.output
+    assert "one release of all 120 records of 'north', epsilon" in result.output
+    assert "published for: the spring study" in result.output
+    assert "2 receipts: 1 runs charged, 1 steps answered" in result.output
     with north.home.open_ledger() as books:
         (tmp_path / "whole.jsonl").write_text("".join(f"{line}\n" for line in books.export()))
     against = ["--ledger", str(tmp_path / "whole.jsonl")]
@@ -166,8 +166,8 @@ def test_files_of_several_hospitals_train_together(sites, tmp_path):
         ("south", "finished"),
     ]
     for name, site in (("north", north), ("south", south)):
-        told = CliRunner().invoke(main, ["verify", str(tmp_path / name), "--key", str(site.key_file)])
-        assert told.exit_code == 0, told.output
+        result = CliRunner().invoke(main, ["verify", str(tmp_path / name), "--key", str(site.key_file)])
+        assert result.exit_code == 0, result.output
 
 
 def test_a_release_of_labelled_statistics_trains_a_head(tmp_path):
@@ -278,22 +278,22 @@ def test_the_transport_answers_what_was_asked_and_nothing_else(sites, made):
 
 
 def test_the_description_says_nothing_of_what_others_spent(sites, made):
-    told = made.message.description
-    for budget in (told.data_set_budget, told.client_budget, made.message.run.data_set_budget):
+    description = made.message.description
+    for budget in (description.data_set_budget, description.client_budget, made.message.run.data_set_budget):
         assert (budget.epsilon, budget.epsilon_spent, budget.epsilon_remaining) == (made.message.run.epsilon,) * 2 + (
             0,
         )
-    assert told.client_name == CLIENT
+    assert description.client_name == CLIENT
 
 
 def test_the_command_line_wants_a_key_for_each_release_and_no_curator_beside(sites):
     path, key = str(sites[2]), str(sites[0].key_file)
-    told = CliRunner().invoke(main, ["train", "--release", path])
-    assert (told.exit_code, "--release is given 1 times and --key 0 times" in told.output) == (3, True)
-    told = CliRunner().invoke(main, ["train", "--release", path, "--key", key, "--dry-run"])
-    assert (told.exit_code, "releases are trained from by themselves" in told.output) == (3, True)
-    told = CliRunner().invoke(main, ["train", "--release", path, "--key", key, "--method", "coral"])
-    assert told.exit_code == 3
+    result = CliRunner().invoke(main, ["train", "--release", path])
+    assert (result.exit_code, "--release is given 1 times and --key 0 times" in result.output) == (3, True)
+    result = CliRunner().invoke(main, ["train", "--release", path, "--key", key, "--dry-run"])
+    assert (result.exit_code, "releases are trained from by themselves" in result.output) == (3, True)
+    result = CliRunner().invoke(main, ["train", "--release", path, "--key", key, "--method", "coral"])
+    assert result.exit_code == 3
     with pytest.raises(errors.SettingsError, match="each must be given once"):
         read_experiment(None, {"releases": [{"file": "a", "key": "k", "name": "x"}] * 2})
 

@@ -112,9 +112,9 @@ def test_every_command_explains_itself(command):
 
 
 def test_help_lists_every_command_once_by_how_often_it_is_typed():
-    told = invoke("--help").output
+    text = invoke("--help").output
     assert sorted(name for names in main.sections.values() for name in names) == sorted(_COMMANDS)
-    assert all(f"{title}:" in told for title in main.sections)
+    assert all(f"{title}:" in text for title in main.sections)
 
 
 def test_trains_first_page_is_short_and_the_second_has_everything():

@@ -22,9 +22,9 @@ class Team:
         self.directory = directory
 
     def types(self, *words: object, code: int = 0) -> str:
-        told = CliRunner().invoke(main, [str(word) for word in words])
-        assert told.exit_code == code, (told.output, told.exception)
-        return told.output
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert result.exit_code == code, (result.output, result.exception)
+        return result.output
 
     def prepares(self, out: str, *more: object, code: int = 0) -> str:
         own = ("--set", "data.source=source.npz", "--epsilon", 1, "--source-epochs", 2, "--setting", "directions=8")
@@ -43,9 +43,9 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     north, south = Site(tmp_path / "north"), Site(tmp_path / "south", shift=0.6, records=90)
     for site in (north, south):
         (tmp_path / f"{site.directory.name}.json").write_text(json.dumps(site.description().to_json()))
-    told = json.loads(team.prepares("north.dpswd", "--description", "north.json"))
-    assert (told["records"], told["mechanism"], told["delta"]) == (RECORDS, "quantiles", 1e-5)
-    assert 0.9 < told["epsilon"] <= 1.0
+    output = json.loads(team.prepares("north.dpswd", "--description", "north.json"))
+    assert (output["records"], output["mechanism"], output["delta"]) == (RECORDS, "quantiles", 1e-5)
+    assert 0.9 < output["epsilon"] <= 1.0
     team.prepares("south.dpswd", "--description", "south.json", "--extractor", "north.dpswd")
     one, two = (Proposal.read(tmp_path / f"{name}.dpswd") for name in ("north", "south"))
     assert (one.graph, one.weights, one.purpose) == (two.graph, two.weights, "a table")
@@ -58,12 +58,12 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     own = ("--set", "data.source=source.npz", "--method", "replay", "--setting", "directions=8")
     own += ("--setting", "tuning_steps=30", "--source-epochs", 2, "--device", "cpu", "--format", "json")
     own += ("--save", "adapted.safetensors")
-    found = json.loads(team.types("train", *own, *words))
-    assert [(site["site"], site["state"]) for site in found["runs"][0]["sites"]] == [
+    report = json.loads(team.types("train", *own, *words))
+    assert [(site["site"], site["state"]) for site in report["runs"][0]["sites"]] == [
         ("north", "finished"),
         ("south", "finished"),
     ]
-    assert {name: budget["remaining"] for name, budget in found["runs"][0]["budgets"].items()} == {
+    assert {name: budget["remaining"] for name, budget in report["runs"][0]["budgets"].items()} == {
         "north": 0.0,
         "south": 0.0,
     }
@@ -71,11 +71,11 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
     assert north.spent()[1] == south.spent()[1] == 1
 
     read = ("--release", tmp_path / "north-out.dpswd", "--key", north.key_file)
-    told = team.types("plan", *read, "--setting", "directions=8")
-    assert f"replay: 1 step, on all {RECORDS} records" in told
-    assert "charged by the hospital when it published; nothing further" in told
-    found = json.loads(team.types("plan", *read, "--setting", "directions=8", "--format", "json"))
-    assert (found["published"], found["records"]) == (True, RECORDS)
+    output = team.types("plan", *read, "--setting", "directions=8")
+    assert f"replay: 1 step, on all {RECORDS} records" in output
+    assert "charged by the hospital when it published; nothing further" in output
+    report = json.loads(team.types("plan", *read, "--setting", "directions=8", "--format", "json"))
+    assert (report["published"], report["records"]) == (True, RECORDS)
     assert "prepared with other settings" in team.types("plan", *read, code=9)
     wrong = ("plan", "--release", tmp_path / "north-out.dpswd", "--key", south.key_file)
     assert "does not verify" in team.types(*wrong, code=10)
@@ -87,10 +87,10 @@ def test_two_hospitals_files_are_prepared_and_trained_from(team, tmp_path):
         "plan", "--curator", "localhost:1", "--credentials", tmp_path, code=2
     )
 
-    told = team.types("train", *own[:2], *words[:4], "--method", "rows", "--device", "cpu", code=9)
-    assert "prepared with other settings" in told
-    told = team.prepares("third.dpswd", "--records", 50, "--extractor", "north-out.dpswd")
-    assert json.loads(told)["graph_digest"] == one.parameters.graph_digest
+    output = team.types("train", *own[:2], *words[:4], "--method", "rows", "--device", "cpu", code=9)
+    assert "prepared with other settings" in output
+    output = team.prepares("third.dpswd", "--records", 50, "--extractor", "north-out.dpswd")
+    assert json.loads(output)["graph_digest"] == one.parameters.graph_digest
 
 
 @pytest.mark.long

@@ -36,11 +36,11 @@ def tables(tmp_path):
 
 @pytest.mark.long
 def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_path):
-    told = tmp_path / "hospital.json"
+    file = tmp_path / "hospital.json"
     description = mock_description(records=500, record_shape=(6,), epsilon=3.0, delta=1e-6)
-    told.write_text(json.dumps(description.to_json()))
+    file.write_text(json.dumps(description.to_json()))
     words = ["train", "--dry-run", *tables, *SHORT, "--curator", "a=nowhere:1", "--curator", "b=nowhere:2",
-             "--description", told, "--method", "adapter", "--epsilon", 2, "--save", tmp_path / "no.safetensors",
+             "--description", file, "--method", "adapter", "--epsilon", 2, "--save", tmp_path / "no.safetensors",
              "--plots", tmp_path / "plots", "--log-dir", tmp_path / "logs"]  # fmt: skip
     text = invoke(*words)
     assert text.exit_code == 0, text.output
@@ -52,9 +52,9 @@ def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_p
     assert not (tmp_path / "no.safetensors").exists()
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"epsilon.png", "features-a.png", "features-b.png"}
     assert (tmp_path / "logs" / "steps.csv").exists()
-    found = json.loads(invoke(*words, "--format", "json").stdout)
-    assert found["dry_run"] is True
-    (run,) = found["runs"]
+    report = json.loads(invoke(*words, "--format", "json").stdout)
+    assert report["dry_run"] is True
+    (run,) = report["runs"]
     assert [site["charged_epsilon"] for site in run["sites"]] == pytest.approx(charged, abs=1e-3)
     assert run["accuracy"] == {"a": None, "b": None}
 
@@ -177,22 +177,22 @@ def test_methods_are_listed():
 
 
 def test_another_scale_or_order_is_refused_before_the_source_is_trained(tables, tmp_path, monkeypatch):
-    told = tmp_path / "hospital.json"
+    file = tmp_path / "hospital.json"
     contract = DataContract(value_range=(0.0, 1.0), column_names=tuple("abcdef"), class_names=("x", "y", "z"))
     description = mock_description(
         records=500, record_shape=(6,), epsilon=3.0, delta=1e-6, classes=3, contract=contract
     )  # fmt: skip
-    told.write_text(json.dumps(description.to_json()))
+    file.write_text(json.dumps(description.to_json()))
     monkeypatch.setattr(run, "train_source_model", lambda *_, **__: pytest.fail("the source was trained"))
-    words = ["train", "--dry-run", *tables, *SHORT, "--method", "replay", "--description", told]
-    found = invoke(*words)
-    assert found.exit_code == 4, found.output
-    assert "the hospital declares 0 to 1" in found.output
+    words = ["train", "--dry-run", *tables, *SHORT, "--method", "replay", "--description", file]
+    refused = invoke(*words)
+    assert refused.exit_code == 4, refused.output
+    assert "the hospital declares 0 to 1" in refused.output
     own = tmp_path / "own.toml"
     own.write_text('contract.column_names = ["b", "a", "c", "d", "e", "f"]\ncontract.class_names = ["y", "x", "z"]\n')
-    found = invoke(*words, "--experiment", own)
-    assert "first 'b' for 'a' (number 0)" in found.output
-    assert "first 'y' for 'x' (number 0)" in found.output
+    refused = invoke(*words, "--experiment", own)
+    assert "first 'b' for 'a' (number 0)" in refused.output
+    assert "first 'y' for 'x' (number 0)" in refused.output
     own.write_text("contract.value_range = [1.0, 0.0]\n")
-    found = invoke(*words, "--experiment", own)
-    assert (found.exit_code, "value_range must be two finite numbers" in found.output) == (3, True), found.output
+    refused = invoke(*words, "--experiment", own)
+    assert (refused.exit_code, "value_range must be two finite numbers" in refused.output) == (3, True), refused.output

@@ -205,7 +205,7 @@ def test_a_step_carries_the_mechanisms_own_request_and_reply(hospital, served, m
         assert answer.values.values.shape == ((8 if mechanism == "rows" else 2), 5)
 
 
-def test_receipts_are_kept_once_and_form_a_chain(hospital, served, tmp_path):
+def test_receipts_are_stored_once_and_form_a_chain(hospital, served, tmp_path):
     run = hospital.open_run(declaration())
     pending = pending_step(run)
     first = hospital.send(pending)

@@ -103,7 +103,7 @@ def story(tmp_path_factory):
     return Story(path, entries, receipts, directory / "backup.db", backup_entries, early)
 
 
-def _found(receipts, ledger=None, **options):
+def _tampering(receipts, ledger=None, **options):
     return {f.tampering for f in verify(receipts, public_key=PUBLIC, ledger=ledger, **options).findings}
 
 
@@ -124,8 +124,8 @@ def _resigned(entries, change):
 
 
 def test_all_is_well(story):
-    assert not _found(story.receipts)
-    assert not _found(story.receipts, story.export())
+    assert not _tampering(story.receipts)
+    assert not _tampering(story.receipts, story.export())
     report = verify(story.receipts, public_key=PUBLIC, ledger=story.view(), earlier=[story.early_view])
     assert report.ok
     assert (report.receipts, report.runs, report.steps) == (6, 2, 4)
@@ -156,13 +156,13 @@ class TestViews:
     @given(st.data())
     @settings(max_examples=tried(150))
     @pytest.mark.long
-    def test_any_changed_letter_is_found(self, story, data):
+    def test_any_changed_letter_is_detected(self, story, data):
         text = "\n".join(story.view())
         place = data.draw(st.integers(0, len(text) - 1))
         letter = data.draw(st.characters(min_codepoint=32, max_codepoint=126).filter(lambda c: c != text[place]))
         changed = (text[:place] + letter + text[place + 1 :]).split("\n")
         try:
-            assert _found(story.receipts, changed)
+            assert _tampering(story.receipts, changed)
         except InvalidValue:
             assert "\n" not in text[:place]  # the header itself is no header any more
 
@@ -171,11 +171,11 @@ class TestViews:
         letter = next(letter for letter in lines[0][14:142] if letter in "abcdef")
         respelt = lines[0][:14] + lines[0][14:142].replace(letter, letter.upper()) + lines[0][142:]
         with pytest.raises(InvalidValue):
-            _found(story.receipts, [respelt, *lines[1:]])
+            _tampering(story.receipts, [respelt, *lines[1:]])
 
     @given(st.data())
     @settings(max_examples=tried(100))
-    def test_deleted_repeated_and_reordered_lines_are_found(self, story, data):
+    def test_deleted_repeated_and_reordered_lines_are_detected(self, story, data):
         lines = story.view()
         one = data.draw(st.integers(1, len(lines) - 1))
         two = data.draw(st.integers(1, len(lines) - 1).filter(lambda other: other != one))
@@ -191,7 +191,7 @@ class TestViews:
             changed.insert(two, changed.pop(one))
         else:
             changed = changed[:one]
-        assert Tampering.EDITED in _found(story.receipts, changed)
+        assert Tampering.EDITED in _tampering(story.receipts, changed)
 
     @given(st.data())
     @settings(max_examples=tried(60))
@@ -216,35 +216,35 @@ class TestViews:
 
         forged = _resigned(story.entries, change)
         for ledger in (story.view(forged), story.export(forged)):
-            assert _found(story.receipts, ledger) & {Tampering.REWRITTEN, Tampering.TRUNCATED, Tampering.MISSING}
+            assert _tampering(story.receipts, ledger) & {Tampering.REWRITTEN, Tampering.TRUNCATED, Tampering.MISSING}
 
     @pytest.mark.parametrize("length", [1, 5, 9, 14])
     def test_truncation_and_rollback(self, story, length):
         assert length < story.receipts[-1].seq
         for ledger in (story.view(story.entries[:length]), story.export(story.entries[:length])):
-            assert Tampering.TRUNCATED in _found(story.receipts, ledger)
+            assert Tampering.TRUNCATED in _tampering(story.receipts, ledger)
 
     def test_what_stands_behind_the_last_receipt_needs_an_earlier_view(self, story):
         """The honest limit: nobody can miss what no witness stands behind."""
         tail = story.receipts[-1].seq
         assert tail < len(story.entries)
         cut = story.entries[:tail]
-        assert not _found(story.receipts, story.view(cut))
-        found = _found(story.receipts, story.view(cut), earlier=[story.view()])
-        assert found == {Tampering.TRUNCATED}
+        assert not _tampering(story.receipts, story.view(cut))
+        tampering = _tampering(story.receipts, story.view(cut), earlier=[story.view()])
+        assert tampering == {Tampering.TRUNCATED}
 
         def other_end(values):
             values[-1]["payload"]["reply"] = "0" * 64
             return values
 
         rewritten = _resigned(story.entries, other_end)
-        assert not _found(story.receipts, story.view(rewritten))
-        assert _found(story.receipts, story.view(rewritten), earlier=[story.view()]) == {Tampering.REWRITTEN}
+        assert not _tampering(story.receipts, story.view(rewritten))
+        assert _tampering(story.receipts, story.view(rewritten), earlier=[story.view()]) == {Tampering.REWRITTEN}
 
     def test_another_key_and_another_clients_view(self, story):
         foreign = Ed25519PrivateKey.generate()
         view = list(write_view(story.entries, client="alice", time=TIME, sign=foreign.sign))
-        assert Tampering.FORGED in _found(story.receipts, view)
+        assert Tampering.FORGED in _tampering(story.receipts, view)
         others = [
             SignedEntry.parse(entry.statement, foreign.sign(Signed.ENTRY.over(entry.statement)))
             for entry in story.entries
@@ -253,7 +253,7 @@ class TestViews:
         (finding,) = verify(story.receipts, public_key=PUBLIC, ledger=view).findings
         assert "it is another curator's ledger, or forged as a whole" in finding.text
         bobs = list(write_view(story.entries, client="bob", time=TIME, sign=KEY.sign))
-        assert Tampering.INCONSISTENT in _found(story.receipts, bobs, complete=False)
+        assert Tampering.INCONSISTENT in _tampering(story.receipts, bobs, complete=False)
 
     @pytest.mark.parametrize("lines", [[], ["{}"], ['{"view":"x","signature":""}'], ['{"view":1,"signature":"00"}']])
     def test_what_is_no_view_is_said_so(self, lines):
@@ -269,13 +269,13 @@ class TestViews:
             ("step-answered", {"digest": "0" * 64}),  # another request's content
         ],
     )
-    def test_an_unlawful_history_is_found_without_any_receipt(self, story, kind, change):
+    def test_an_unlawful_history_is_detected_without_any_receipt(self, story, kind, change):
         def rewrite(values):
             own = next(v for v in values if v["kind"] == kind and v["payload"]["client"] == "alice")
             own["payload"].update(change)
             return values
 
-        assert Tampering.UNLAWFUL in _found([], story.view(_resigned(story.entries, rewrite)), complete=False)
+        assert Tampering.UNLAWFUL in _tampering([], story.view(_resigned(story.entries, rewrite)), complete=False)
 
     def test_spending_never_shrinks(self, story):
         def refund(values):
@@ -286,7 +286,7 @@ class TestViews:
             run["payload"]["prices"]["data set"] = text.replace(first, "-" + first, 1)
             return values
 
-        assert Tampering.UNLAWFUL in _found([], story.view(_resigned(story.entries, refund)), complete=False)
+        assert Tampering.UNLAWFUL in _tampering([], story.view(_resigned(story.entries, refund)), complete=False)
 
 
 def _numbers(value):
@@ -302,48 +302,48 @@ def _numbers(value):
 class TestReceipts:
     @given(st.data())
     @settings(max_examples=tried(150))
-    def test_any_changed_letter_is_found(self, story, data):
+    def test_any_changed_letter_is_detected(self, story, data):
         text = "\n".join(entry.to_json() for entry in story.receipts)
         place = data.draw(st.integers(0, len(text) - 1))
         letter = data.draw(st.characters(min_codepoint=32, max_codepoint=126).filter(lambda c: c != text[place]))
         read, unreadable = read_export((text[:place] + letter + text[place + 1 :]).split("\n"))
-        assert unreadable or _found(read) or [e.to_json() for e in read] == [e.to_json() for e in story.receipts]
+        assert unreadable or _tampering(read) or [e.to_json() for e in read] == [e.to_json() for e in story.receipts]
 
     @pytest.mark.parametrize("field", ["step", "run"])
-    def test_a_field_under_another_name_is_found(self, story, field):
+    def test_a_field_under_another_name_is_detected(self, story, field):
         renamed = [entry.to_json().replace(f'{field}\\":', f'{field}_\\":') for entry in story.receipts]
         read, unreadable = read_export(renamed)
         assert not unreadable
-        assert Tampering.FORGED in _found(read)
+        assert Tampering.FORGED in _tampering(read)
 
     @given(st.data())
     @settings(max_examples=tried(40))
-    def test_a_deleted_receipt_is_found_with_a_view(self, story, data):
-        kept = data.draw(st.lists(st.sampled_from(story.receipts), unique_by=id, max_size=len(story.receipts) - 1))
-        assert _found(kept, story.view()) == {Tampering.UNRECEIPTED} or not kept
-        assert not _found(kept, story.view(), complete=False) or not kept
+    def test_a_deleted_receipt_is_detected_with_a_view(self, story, data):
+        rest = data.draw(st.lists(st.sampled_from(story.receipts), unique_by=id, max_size=len(story.receipts) - 1))
+        assert _tampering(rest, story.view()) == {Tampering.UNRECEIPTED} or not rest
+        assert not _tampering(rest, story.view(), complete=False) or not rest
 
-    def test_a_deleted_receipt_is_found_alone_where_a_later_one_shows_it(self, story):
+    def test_a_deleted_receipt_is_detected_alone_where_a_later_one_shows_it(self, story):
         without = [entry for entry in story.receipts if entry.payload.get("step") != 2]
-        assert _found(without) == {Tampering.UNRECEIPTED}
-        assert _found(story.receipts[1:]) == {Tampering.UNRECEIPTED}  # the charge is missing
-        assert not _found(story.receipts[:-1])  # the last one leaves no trace here; the view has it
-        assert _found(story.receipts[:-1], story.view()) == {Tampering.UNRECEIPTED}
+        assert _tampering(without) == {Tampering.UNRECEIPTED}
+        assert _tampering(story.receipts[1:]) == {Tampering.UNRECEIPTED}  # the charge is missing
+        assert not _tampering(story.receipts[:-1])  # the last one leaves no trace here; the view has it
+        assert _tampering(story.receipts[:-1], story.view()) == {Tampering.UNRECEIPTED}
 
     @given(st.randoms(use_true_random=False))
     @settings(max_examples=tried(20))
     def test_order_and_repetition_mean_nothing(self, story, random):
         shuffled = [*story.receipts, *story.receipts[:2]]
         random.shuffle(shuffled)
-        assert not _found(shuffled, story.view())
+        assert not _tampering(shuffled, story.view())
 
     def test_invented_and_foreign_receipts(self, story):
         value = json.loads(story.receipts[1].statement)
         statement = canonical_json({**value, "payload": {**value["payload"], "step": 3}})
         forged = SignedEntry.parse(statement, Ed25519PrivateKey.generate().sign(Signed.ENTRY.over(statement)))
-        assert Tampering.FORGED in _found([*story.receipts, forged])
+        assert Tampering.FORGED in _tampering([*story.receipts, forged])
         bobs = next(e for e in story.entries if e.kind == "step-answered" and e.payload["client"] == "bob")
-        assert Tampering.UNLAWFUL in _found([*story.receipts, bobs])
+        assert Tampering.UNLAWFUL in _tampering([*story.receipts, bobs])
 
 
 class TestFile:
@@ -366,7 +366,7 @@ class TestFile:
 
     @given(st.data())
     @settings(max_examples=tried(25))
-    def test_a_strangers_edit_deletion_or_exchange_is_found_and_never_exported(self, story, tmp_path_factory, data):
+    def test_a_strangers_edit_deletion_or_exchange_is_detected_and_never_exported(self, story, tmp_path_factory, data):
         path = Path(shutil.copyfile(story.path, tmp_path_factory.mktemp("copy") / "ledger.db"))
         seq = data.draw(st.integers(1, len(story.entries) - 1))
         kind = data.draw(st.sampled_from(["edit", "delete", "exchange"]))
@@ -388,7 +388,7 @@ class TestFile:
         with pytest.raises(LedgerCorrupt):  # so no view of it can be made
             Ledger.open(path, key=KEY)
 
-    def test_a_truncated_ledger_is_found_by_receipts_on_either_side(self, story, copy):
+    def test_a_truncated_ledger_is_detected_by_receipts_on_either_side(self, story, copy):
         last = story.receipts[-1]
         where = f"WHERE seq >= {last.seq}"
         run = last.payload["run"]
@@ -403,9 +403,9 @@ class TestFile:
             assert connection.execute("SELECT count(*) FROM entries").fetchone()[0] == last.seq - 1
         assert run
         assert Tampering.TRUNCATED in _curator_finds(copy, story.receipts)
-        assert Tampering.TRUNCATED in _found(story.receipts, story.view(story.entries[: last.seq - 1]))
+        assert Tampering.TRUNCATED in _tampering(story.receipts, story.view(story.entries[: last.seq - 1]))
 
-    def test_an_older_backup_that_goes_on_is_found_by_the_receipts_alone(self, story, tmp_path):
+    def test_an_older_backup_that_goes_on_is_detected_by_the_receipts_alone(self, story, tmp_path):
         """Rolled back and used again: places are given twice, and two signed receipts for one place accuse."""
         path = Path(shutil.copyfile(story.backup, tmp_path / "ledger.db"))
         assert not _curator_finds(path)  # by itself the backup is sound
@@ -417,18 +417,18 @@ class TestFile:
             entries = list(ledger.history())
         assert len(entries) > story.backup_entries
         assert Tampering.REWRITTEN in _curator_finds(path, story.receipts)
-        assert Tampering.REWRITTEN in _found([*story.receipts, *new], complete=False)
-        assert Tampering.REWRITTEN in _found(story.receipts, story.view(entries), complete=False)
-        assert Tampering.REWRITTEN in _found([], story.view(entries), earlier=[story.view()], complete=False)
+        assert Tampering.REWRITTEN in _tampering([*story.receipts, *new], complete=False)
+        assert Tampering.REWRITTEN in _tampering(story.receipts, story.view(entries), complete=False)
+        assert Tampering.REWRITTEN in _tampering([], story.view(entries), earlier=[story.view()], complete=False)
 
 
 class TestCommand:
     @pytest.fixture
     def directory(self, story, tmp_path):
-        kept = ReceiptFile(tmp_path / "run" / "receipts.jsonl")
-        kept.pin(PUBLIC.hex())
+        stored = ReceiptFile(tmp_path / "run" / "receipts.jsonl")
+        stored.pin(PUBLIC.hex())
         for entry in story.receipts:
-            kept.append(entry)
+            stored.append(entry)
         (tmp_path / "view").write_text("\n".join(story.view()) + "\n")
         (tmp_path / "early").write_text("\n".join(story.early_view) + "\n")
         return tmp_path
@@ -442,8 +442,8 @@ class TestCommand:
             directory / "run", "--ledger", directory / "view", "--earlier", directory / "early", "--format", "json"
         )
         assert status == 0
-        told = json.loads(output)
-        assert (told["ok"], told["receipts"], told["steps"]) == (True, 6, 4)
+        report = json.loads(output)
+        assert (report["ok"], report["receipts"], report["steps"]) == (True, 6, 4)
         assert self._run(directory / "run" / "receipts.jsonl")[0] == 0
 
     def test_ends_with_13_when_something_is_wrong(self, directory, story):

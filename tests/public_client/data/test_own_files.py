@@ -37,10 +37,10 @@ def test_parquet_and_npz_give_the_same(csv, tmp_path):
     x = np.stack([columns["age"], columns["chol"]], axis=1)
     np.savez(tmp_path / "own.npz", x=x, ill=np.array(columns["ill"]))
     for name in ("own.parquet", "own.npz"):
-        found = load_own(tmp_path / name, Reading(labels="ill"))
-        assert found.data.images.equal(expected.images)
-        assert found.data.labels.equal(expected.labels)
-        assert found.classes == ()
+        own = load_own(tmp_path / name, Reading(labels="ill"))
+        assert own.data.images.equal(expected.images)
+        assert own.data.labels.equal(expected.labels)
+        assert own.classes == ()
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_parquet_and_npz_give_the_same(csv, tmp_path):
         ("a,b\n1,c\n2,d\n3,e\n", Reading(labels="b"), "3 labels differ in 3 records (c, d, e); are they classes?"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said_with_what_is_there(csv, text, reading, told):
+def test_what_is_wrong_with_a_table_is_said_with_what_is_there(csv, text, reading, message):
     csv.write_text(text)
     with pytest.raises(DataInvalid) as refused:
         load_own(csv, reading)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_names_of_classes_are_held_to_the_labels(csv):
@@ -82,7 +82,7 @@ def test_an_archive_lists_its_arrays_and_unknown_files_what_is_read(tmp_path):
         load_own(tmp_path / "own.xlsx", Reading())
 
 
-def test_labels_that_are_not_known_are_allowed_where_they_are_wanted(tmp_path):
+def test_unlabelled_records_are_allowed_where_a_caller_asks_for_them(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((3, 2)), y=np.array([0, -1, 3]))
     own = load_own(tmp_path / "own.npz", Reading(), unlabelled=True)
     assert own.data.labels.tolist() == [0, -1, 3]

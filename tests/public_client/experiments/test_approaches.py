@@ -41,8 +41,8 @@ def table(seed, *, shifted=False):
 
 
 def hospital_of(*, records, classes=0, epsilon=2.0, delta=1e-5):
-    told = mock_description(records=records, record_shape=(D,), epsilon=epsilon, delta=delta, classes=classes)
-    return Hospital(MockCurator(told))
+    description = mock_description(records=records, record_shape=(D,), epsilon=epsilon, delta=delta, classes=classes)
+    return Hospital(MockCurator(description))
 
 
 @pytest.fixture(scope="module")
@@ -152,15 +152,15 @@ class StopsAfterItsRelease(MockCurator):
     def exchange(self, method, request, *, patience=None):
         if self.released:
             raise CuratorUnavailable("gone")
-        found = super().exchange(method, request, patience=patience)
+        reply = super().exchange(method, request, patience=patience)
         self.released = method == "DrawStep"
-        return found
+        return reply
 
 
 def test_a_replay_needs_no_curator_once_its_release_is_drawn(trained):
     extractor, classifier, loader = trained
-    told = mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)
-    stops = StopsAfterItsRelease(told)
+    description = mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)
+    stops = StopsAfterItsRelease(description)
     hospital = Hospital(stops)
     plan = hospital.plan(Replay(source_records=64, directions=8, tuning_steps=3), epsilon=1.0)
     training = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")

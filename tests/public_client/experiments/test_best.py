@@ -44,11 +44,11 @@ def records(seed, count=N):
 
 
 def hospital_of(data, *, classes=CLASSES, epsilon=2.0, partly_labelled=False):
-    told = mock_description(
+    facts = mock_description(
         records=len(data), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=classes,
         partly_labelled=partly_labelled,
     )  # fmt: skip
-    return Hospital(MockCurator(told, records=data.images.numpy(), labels=data.labels.numpy()))
+    return Hospital(MockCurator(facts, records=data.images.numpy(), labels=data.labels.numpy()))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_winner_of_one_release_is_delivered_and_a_repeat_is_free(trained, tm
     training, evaluation = hospital.curator.charges
     assert training.run.mechanism.name == "quantiles"
     # The replay keeps the model: two are distinct, and the noise decides between them.
-    figures = {name: float(told) for name, told in re.findall(r"(control|adapted) ([\d.]+)[, ]", report["finding"])}
+    figures = {name: float(text) for name, text in re.findall(r"(control|adapted) ([\d.]+)[, ]", report["finding"])}
     winner = re.search(r"\): (adapted|control) is delivered", report["finding"])[1]
     assert figures[winner] == max(figures.values())
     assert report["outcome"] == ("kept" if winner == "adapted" else "control delivered")
@@ -101,11 +101,11 @@ def test_accuracies_are_right_up_to_the_noise_that_was_paid_for(trained):
     good = nn.Sequential(extractor, classifier)
     broken = nn.Sequential(nn.Linear(D, CLASSES))
     hospital = hospital_of(target, epsilon=1.0)  # all of the budget: the ledger's price is the mechanism's own
-    told = hospital.compare({"broken": broken, "good": good, "again": good}, epsilon=1.0)
+    comparison = hospital.compare({"broken": broken, "good": good, "again": good}, epsilon=1.0)
     for name, model in (("broken", broken), ("good", good), ("again", good)):
         right = accuracy(nn.Identity(), model, target)
-        assert abs(told.accuracies[name] - right) < 6.0 * told.error / 1.96
-    assert told.winner in ("good", "again")
+        assert abs(comparison.accuracies[name] - right) < 6.0 * comparison.error / 1.96
+    assert comparison.winner in ("good", "again")
     (charge,) = hospital.curator.charges
     # Where one model is right and another wrong, three counts move: the price of the analytic Gaussian mechanism.
     sigma = charge.run.declaration.correct_sigma
@@ -213,8 +213,8 @@ class GoneOnce(MockCurator):
 def test_a_site_that_is_down_does_not_end_the_others_comparison(trained):
     extractor, classifier, _ = trained
     data = records(6, 300)
-    told = mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5, classes=CLASSES)
-    down = GoneOnce(told)
+    facts = mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5, classes=CLASSES)
+    down = GoneOnce(facts)
     both = Federation({"here": hospital_of(data), "down": Hospital(down)})
     settings = small("replay").to_json()
     del settings["name"]
@@ -245,11 +245,11 @@ def test_the_saved_statistics_are_of_the_model_that_was_delivered(trained, tmp_p
     best.deliver_best(training, {"control": control}, epsilon=10.0)
     assert training.reports[0]["outcome"] == "control delivered"
     (file,) = training.save(tmp_path / "control.safetensors")
-    told, source = load_adapted(file, device="cpu").statistics, collect(loader, most=2048)
+    saved, source = load_adapted(file, device="cpu").statistics, collect(loader, most=2048)
     with torch.no_grad():
         seen, start = control.extractor(source.images), extractor(source.images)
-        torch.testing.assert_close(told.feature_mean, seen.mean(dim=0), rtol=1e-3, atol=1e-4)
-        assert not torch.allclose(told.feature_mean, start.mean(dim=0), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(saved.feature_mean, seen.mean(dim=0), rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(saved.feature_mean, start.mean(dim=0), rtol=1e-3, atol=1e-4)
 
 
 def test_a_small_evaluation_after_a_run_keeps_its_noise_and_is_compared(trained):
@@ -273,10 +273,10 @@ def test_a_small_evaluation_after_a_run_keeps_its_noise_and_is_compared(trained)
 
 def test_a_winner_is_clear_by_two_standard_errors():
     """Two standard errors of the difference of two figures: 2 sqrt(2) / 1.96 of their half-width."""
-    told = Comparison({"source-only": 50.0, "control": 60.0, "adapted": 53.0}, 4.9, "control", 0.1)
-    assert told.difference == pytest.approx(7.07, abs=0.01)
-    assert not told.clear
-    assert replace(told, error=4.0).clear
+    comparison = Comparison({"source-only": 50.0, "control": 60.0, "adapted": 53.0}, 4.9, "control", 0.1)
+    assert comparison.difference == pytest.approx(7.07, abs=0.01)
+    assert not comparison.clear
+    assert replace(comparison, error=4.0).clear
 
 
 def test_models_that_compute_the_same_share_one_figure(trained):
@@ -289,7 +289,7 @@ def test_models_that_compute_the_same_share_one_figure(trained):
     assert same == {"source-only": "adapted"}
 
 
-def test_a_comparison_that_is_refused_is_told(trained, monkeypatch):
+def test_a_comparison_that_is_refused_is_reported(trained, monkeypatch):
     extractor, classifier, loader = trained
     settings = small("replay").to_json()
     del settings["name"]
@@ -309,7 +309,7 @@ def test_a_comparison_that_is_refused_is_told(trained, monkeypatch):
 
 def test_a_rehearsal_without_room_for_both_is_refused_before_any_training(monkeypatch):
     keys = {"output.keep_best": True, "privacy.evaluate_epsilon": 0.1, "privacy.epsilon": 1.01, "privacy.budget": 1.02}
-    wanted = read_experiment(None, keys | {"data.task": "digits", "method.name": "replay"})
+    experiment = read_experiment(None, keys | {"data.task": "digits", "method.name": "replay"})
     monkeypatch.setattr(running, "train_source_model", None)
     with pytest.raises(PrivacyError, match=r"no room for a run of epsilon 1\.01"):
-        running.run(wanted, progress=False)
+        running.run(experiment, progress=False)

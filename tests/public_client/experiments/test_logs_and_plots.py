@@ -85,7 +85,7 @@ def released(target, *, declared, seed):
     return SlicedReply(seed, GridArray((values / step).round().to(torch.int32).numpy(), step))
 
 
-def test_the_estimate_finds_a_known_target():
+def test_the_estimate_finds_a_target_that_the_test_chose():
     """A target that is the source moved by 0.1 and shrunk by half: the ellipse stands there and has that size."""
     generator = torch.Generator().manual_seed(0)
     source = torch.randn(4000, D, generator=generator) * torch.tensor([0.1, 0.08, 0.02, 0.02, 0.02, 0.02])
@@ -95,10 +95,10 @@ def test_the_estimate_finds_a_known_target():
     declared = SlicedDeclaration(directions=100, sigma=1e-3, coefficients=6)
     seen = ComparedStep(source, released(target, declared=declared, seed=bytes(32)), identity)
     plane = principal_plane(source)
-    found = target_in_plane(seen, declared, plane, batch=len(target))
-    torch.testing.assert_close(found.mean, target.to(torch.float64).mean(dim=0) @ plane, atol=2e-3, rtol=0.0)
+    estimate = target_in_plane(seen, declared, plane, batch=len(target))
+    torch.testing.assert_close(estimate.mean, target.to(torch.float64).mean(dim=0) @ plane, atol=2e-3, rtol=0.0)
     expected = torch.cov((target.to(torch.float64) @ plane).T)
-    torch.testing.assert_close(found.covariance.diag(), expected.diag(), rtol=0.1, atol=0.0)
+    torch.testing.assert_close(estimate.covariance.diag(), expected.diag(), rtol=0.1, atol=0.0)
 
 
 @pytest.mark.long

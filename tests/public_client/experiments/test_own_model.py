@@ -58,10 +58,10 @@ def test_what_was_made_in_the_file_is_not_shared_and_a_changed_file_is_read_agai
         ("number", "gives a int; needed is a network"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_said(code, name, told):
+def test_what_is_wrong_with_a_name_is_said(code, name, message):
     with pytest.raises(SettingsError) as refused:
         network_of(f"{code}:{name}")
-    assert all(part in str(refused.value) for part in told.split(".*"))
+    assert all(part in str(refused.value) for part in message.split(".*"))
 
 
 def test_what_is_wrong_with_files_is_said(code, tmp_path):

@@ -30,9 +30,9 @@ def made(count, seed):
 
 
 def curator(records, labels, *, epsilon=5.0):
-    told = mock_description(records=len(labels), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=CLASSES)
+    description = mock_description(records=len(labels), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=CLASSES)
     held, randomness = torch.from_numpy(records), np.random.default_rng(0).bytes
-    return MockCurator(told, records=lambda count: held[:count], labels=labels, randomness=randomness)
+    return MockCurator(description, records=lambda count: held[:count], labels=labels, randomness=randomness)
 
 
 METHOD = Gaussian(low=0.0, high=1.0, typical=0.7)
@@ -93,9 +93,9 @@ def test_the_file_is_the_generator_and_says_where_it_comes_from(tmp_path):
 
 
 def test_the_command_plans_rehearses_and_draws(tmp_path):
-    told = mock_description(records=500, record_shape=(D,), epsilon=2.0, delta=1e-5, classes=CLASSES)
+    description = mock_description(records=500, record_shape=(D,), epsilon=2.0, delta=1e-5, classes=CLASSES)
     described = tmp_path / "described.json"
-    described.write_text(json.dumps(told.to_json()))
+    described.write_text(json.dumps(description.to_json()))
     words = ["generate", "--method", "gaussian", "--epsilon", "1", "--dry-run", str(described), "--device", "cpu"]
     run = CliRunner().invoke
     asked = run(main, [*words, "--plan"])
@@ -118,8 +118,10 @@ def test_the_command_plans_rehearses_and_draws(tmp_path):
 
 def test_records_declared_on_another_scale_are_refused_before_anything_is_charged():
     contract = DataContract(value_range=(0.0, 255.0), channel_mean=(127.5,), channel_std=(127.5,))
-    told = mock_description(records=300, record_shape=(D,), epsilon=1.0, delta=1e-5, classes=CLASSES, contract=contract)
-    where = MockCurator(told)
+    description = mock_description(
+        records=300, record_shape=(D,), epsilon=1.0, delta=1e-5, classes=CLASSES, contract=contract
+    )
+    where = MockCurator(description)
     with pytest.raises(InvalidValue, match=r"from 0 to 1, and the hospital serves -1 to 1: set low and high"):
         plan_generator(where, METHOD, epsilon=0.5)
     assert where.charges == []
@@ -127,8 +129,8 @@ def test_records_declared_on_another_scale_are_refused_before_anything_is_charge
 
 
 def test_a_curator_without_labels_is_refused_before_anything_is_charged():
-    told = mock_description(records=100, record_shape=(D,), epsilon=1.0, delta=1e-5)
-    where = MockCurator(told)
+    description = mock_description(records=100, record_shape=(D,), epsilon=1.0, delta=1e-5)
+    where = MockCurator(description)
     with pytest.raises(InvalidValue, match=r"records\.classes"):
         plan_generator(where, METHOD, epsilon=0.5)
     assert where.charges == []

@@ -20,8 +20,8 @@ def test_an_image_network_is_the_same_in_the_closed_vocabulary(shape, tmp_path):
     trained.eval()
     z = torch.randn(9, 5)
     torch.testing.assert_close(trained.rewritten()(z), trained(z), rtol=1e-5, atol=1e-6)
-    told = {"latent": 3, "record_shape": shape, "shares": (0.5, 0.5), "low": 0.0, "high": 4.0}
-    made = Generator.of(decoder_of(trained, low=0.0, high=4.0), **told)
+    facts = {"latent": 3, "record_shape": shape, "shares": (0.5, 0.5), "low": 0.0, "high": 4.0}
+    made = Generator.of(decoder_of(trained, low=0.0, high=4.0), **facts)
     made.save(tmp_path / "generator.safetensors")
     x, y = load_generator(tmp_path / "generator.safetensors").sample(30, seed=1)
     assert x.shape == (30, *shape)

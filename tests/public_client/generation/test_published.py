@@ -42,8 +42,8 @@ def records(seed=0):
 
 def curator(*, epsilon=200.0):
     values, labels = records()
-    told = mock_description(records=RECORDS, record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=CLASSES)
-    return MockCurator(told, records=values, labels=labels, randomness=np.random.default_rng(0).bytes)
+    description = mock_description(records=RECORDS, record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=CLASSES)
+    return MockCurator(description, records=values, labels=labels, randomness=np.random.default_rng(0).bytes)
 
 
 def fitted(where, method, *, epsilon, steps=None, **options):
@@ -131,9 +131,9 @@ def test_sliced_distributions_learn_classes_shares_and_shapes_from_one_release()
     labels = (rng.random(RECORDS) < 0.2).astype(np.int64)
     values = MEANS[labels] + 0.05 * rng.normal(size=(RECORDS, D))
     values[:, 3] = rng.choice([-0.7, 0.7], size=RECORDS) + 0.05 * rng.normal(size=RECORDS)
-    told = mock_description(records=RECORDS, record_shape=(D,), epsilon=10.0, delta=1e-5, classes=CLASSES)
+    description = mock_description(records=RECORDS, record_shape=(D,), epsilon=10.0, delta=1e-5, classes=CLASSES)
     values, noise = values.clip(-1, 1).astype(np.float32), np.random.default_rng(0).bytes
-    where = MockCurator(told, records=values, labels=labels, randomness=noise)
+    where = MockCurator(description, records=values, labels=labels, randomness=noise)
     method = SlicedDistributions(**SMALL, typical=0.6, directions=24, updates=400, learning_rate=0.01)
     generator = fitted(where, method, epsilon=5.0)
     assert [run.run.size.steps for run in where.charges] == [1]
@@ -199,16 +199,16 @@ def test_settings_out_of_range_are_refused_by_name(name, wrong):
 
 
 def test_without_labels_nothing_is_offered():
-    told = mock_description(records=RECORDS, record_shape=(D,), epsilon=5.0, delta=1e-5)
+    description = mock_description(records=RECORDS, record_shape=(D,), epsilon=5.0, delta=1e-5)
     for method in (SINKHORN, DpMerf(), DpSwd(), DpSwdQuantiles(), SlicedDistributions()):
         with pytest.raises(InvalidValue, match="declares no classes"):
-            plan_generator(MockCurator(told), method, epsilon=1.0)
+            plan_generator(MockCurator(description), method, epsilon=1.0)
 
 
 def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
-    told = mock_description(records=300, record_shape=(D,), epsilon=20.0, delta=1e-5, classes=CLASSES)
+    description = mock_description(records=300, record_shape=(D,), epsilon=20.0, delta=1e-5, classes=CLASSES)
     file, out = tmp_path / "description.json", tmp_path / "generator.safetensors"
-    file.write_text(json.dumps(told.to_json()))
+    file.write_text(json.dumps(description.to_json()))
     settings = ["network=dense", "points=10", "fresh=2", "iterations=10"]
     arguments = ["generate", "--method", "dp-sinkhorn", "--dry-run", str(file), "--epsilon", "5", "--steps", "3"]
     arguments += [word for setting in settings for word in ("--setting", setting)]

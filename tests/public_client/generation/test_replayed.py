@@ -26,9 +26,11 @@ def fitted():
     """From 898 digits of scikit-learn; their other half is for tests."""
     task = load_task("digits")
     held = task.source
-    told = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=10)
+    description = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=10)
     randomness = np.random.default_rng(0).bytes
-    where = MockCurator(told, records=lambda n: held.images[:n], labels=held.labels.numpy(), randomness=randomness)
+    where = MockCurator(
+        description, records=lambda n: held.images[:n], labels=held.labels.numpy(), randomness=randomness
+    )
     plan, _ = plan_generator(where, SMALL, epsilon=20.0)
     generator = generate(where, plan, seed=3, device="cpu", progress=False)
     return generator, where, task
@@ -140,8 +142,8 @@ def test_a_generator_is_a_source_of_labelled_records(fitted, tmp_path):
 
 
 def test_what_is_no_image_is_refused_before_anything_is_charged():
-    told = mock_description(records=100, record_shape=(5,), epsilon=1.0, delta=1e-5, classes=2)
-    where = MockCurator(told)
+    description = mock_description(records=100, record_shape=(5,), epsilon=1.0, delta=1e-5, classes=2)
+    where = MockCurator(description)
     with pytest.raises(InvalidValue, match="gaussian"):
         plan_generator(where, Replayed(), epsilon=0.5)
     assert where.charges == []
@@ -155,8 +157,8 @@ def test_a_class_without_records_shows_nothing_but_noise(fitted):
     """Its share stays positive, its mean is the common centre but for noise: nothing says that nobody is in it."""
     task = fitted[2]
     labels = np.where(task.source.labels.numpy() == 7, 1, task.source.labels.numpy())
-    told = mock_description(records=len(labels), record_shape=(1, 8, 8), epsilon=2.0, delta=1e-4, classes=10)
-    where = MockCurator(told, records=lambda n: task.source.images[:n], labels=labels)
+    description = mock_description(records=len(labels), record_shape=(1, 8, 8), epsilon=2.0, delta=1e-4, classes=10)
+    where = MockCurator(description, records=lambda n: task.source.images[:n], labels=labels)
     plan, _ = plan_generator(where, SMALL, epsilon=1.0)
     generator = generate(where, plan, device="cpu", progress=False)
     assert min(generator.shares) > 0.0

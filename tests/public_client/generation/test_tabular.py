@@ -45,8 +45,8 @@ def table(seed=0):
 
 def fitted(*, classes=4, epsilon=2.0, schema=SCHEMA):
     x, y = table()
-    told = mock_description(records=N, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=classes)
-    where = MockCurator(told, records=x, labels=y, randomness=np.random.default_rng(0).bytes)
+    description = mock_description(records=N, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=classes)
+    where = MockCurator(description, records=x, labels=y, randomness=np.random.default_rng(0).bytes)
     plan, _ = plan_generator(where, Tabular(schema=schema, fitted_rows=2000, updates=40), epsilon=epsilon)
     return generate(where, plan, device="cpu", progress=False), where, x, y
 
@@ -120,8 +120,8 @@ def test_one_release_gives_a_table_with_its_marginals_and_a_small_class_shows_no
     generator.save(path)
     again = load_generator(path)
     assert again.schema == SCHEMA
-    for kept, made in zip(again.sample(50, seed=2), generator.sample(50, seed=2), strict=True):
-        torch.testing.assert_close(kept, made)
+    for restored, made in zip(again.sample(50, seed=2), generator.sample(50, seed=2), strict=True):
+        torch.testing.assert_close(restored, made)
     done = CliRunner().invoke(
         main, ["generate", "--from", str(path), "--rows", "50", "--records", str(tmp_path / "rows.parquet")]
     )
@@ -158,12 +158,12 @@ def test_a_schema_at_odds_with_the_records_is_refused_before_anything_is_charged
         fitted(schema=Schema(SCHEMA.columns[:5]))
     names = tuple(column.name for column in SCHEMA.columns)
     turned = DataContract(column_names=names[::-1])
-    told = mock_description(records=300, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=2, contract=turned)
+    served = mock_description(records=300, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=2, contract=turned)
     with pytest.raises(InvalidValue, match=r"column_names differ.*Nothing was spent"):
-        plan_generator(MockCurator(told), Tabular(schema=SCHEMA), epsilon=1.0)
-    told = replace(told, contract=DataContract(column_names=names))
+        plan_generator(MockCurator(served), Tabular(schema=SCHEMA), epsilon=1.0)
+    served = replace(served, contract=DataContract(column_names=names))
     description, schema = tmp_path / "told.json", tmp_path / "schema.json"
-    description.write_text(json.dumps(told.to_json()))
+    description.write_text(json.dumps(served.to_json()))
     words = ["generate", "--dry-run", str(description), "--epsilon", "1", "--plan"]
     done = CliRunner().invoke(main, [*words, "--method", "tabular"])
     assert done.exit_code != 0

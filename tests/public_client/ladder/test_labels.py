@@ -46,10 +46,10 @@ def test_boosted_trees_are_recalibrated_where_classes_are_rarer(boosted) -> None
         ladder = plan_ladder(boosted, source, hospital, epsilon=1.0)
         assert list(ladder.plans) == [LABELS]
         assert "the model is no network with layers" in str(ladder)
-        found = adapt(boosted, source, hospital, epsilon=1.0, progress=False)
+        adapted = adapt(boosted, source, hospital, epsilon=1.0, progress=False)
         assert hospital.describe().spent <= 1.0
-    assert found.changed
+    assert adapted.changed
     from dpswd.public_client.models.trees import as_module
 
     before = log_loss(as_module(boosted).eval(), records, labels)
-    assert log_loss(found.module, records, labels) < before - 0.1
+    assert log_loss(adapted.module, records, labels) < before - 0.1

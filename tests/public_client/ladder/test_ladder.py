@@ -85,10 +85,10 @@ def described(epsilon: float = 1.0):
 
 def test_a_split_gives_the_same_scores(trained):
     records = made_images(32, 5)[0]
-    found = split(trained, records)
-    assert isinstance(found.classifier, nn.Linear)
+    parts = split(trained, records)
+    assert isinstance(parts.classifier, nn.Linear)
     with torch.no_grad():
-        assert torch.allclose(found.whole()(records), trained(records), atol=1e-6)
+        assert torch.allclose(parts.whole()(records), trained(records), atol=1e-6)
 
 
 def test_a_model_whose_head_is_not_last_is_refused_in_words():
@@ -111,11 +111,11 @@ def test_sources_of_all_kinds_give_batches():
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0])
 def test_all_rungs_together_cost_what_was_asked(trained, epsilon):
-    told, model = described(epsilon), split(trained, made_images(8, 0)[0])
-    rungs, _ = applicable(told, model, classes=CLASSES)
-    plans = {name: sized_plan(told, rung.method, model, epsilon=epsilon) for name, rung in rungs.items()}
+    description, model = described(epsilon), split(trained, made_images(8, 0)[0])
+    rungs, _ = applicable(description, model, classes=CLASSES)
+    plans = {name: sized_plan(description, rung.method, model, epsilon=epsilon) for name, rung in rungs.items()}
     assert list(plans)[:2] == [GLANCE, LAYERS]
-    budgets = budgets_of(told, epsilon=epsilon)
+    budgets = budgets_of(description, epsilon=epsilon)
     priced = priced_together(budgets, plans, SHARES, epsilon=epsilon)
     events = [plan.event() for plan in priced.values()]
     own = filter_for(PrivacyBudget(epsilon, 1e-5), plan=events[0])
@@ -126,15 +126,15 @@ def test_all_rungs_together_cost_what_was_asked(trained, epsilon):
     for plan, event in zip(priced.values(), events, strict=True):  # the ledger's own quote raises no noise
         assert own.alone(own.price(event)) <= plan.epsilon < epsilon
     with pytest.raises(BudgetExhausted):
-        own.admit(spent, own.price(sized_plan(told, rungs[VIEWS].method, model, epsilon=epsilon).event()))
+        own.admit(spent, own.price(sized_plan(description, rungs[VIEWS].method, model, epsilon=epsilon).event()))
 
 
 def test_an_epsilon_that_bears_no_rung_is_refused_before_anything_is_asked(trained):
-    told, model = described(1.0), split(trained, made_images(8, 0)[0])
-    rungs, _ = applicable(told, model, classes=CLASSES)
-    plans = {name: sized_plan(told, rung.method, model, epsilon=1.0) for name, rung in rungs.items()}
+    description, model = described(1.0), split(trained, made_images(8, 0)[0])
+    rungs, _ = applicable(description, model, classes=CLASSES)
+    plans = {name: sized_plan(description, rung.method, model, epsilon=1.0) for name, rung in rungs.items()}
     with pytest.raises(InvalidValue, match="does not bear"):
-        priced_together(budgets_of(told, epsilon=1e-4), plans, SHARES, epsilon=1e-4)
+        priced_together(budgets_of(description, epsilon=1e-4), plans, SHARES, epsilon=1e-4)
 
 
 @pytest.mark.long
@@ -149,33 +149,33 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
         assert str(ladder).startswith("Recommended for rehearsal: the ladder, because a glance at what your network's")
         assert f"  {'':<8} if it comes to that, it takes about" in str(ladder)  # the views' fit
         assert hospital.describe().spent == 0.0
-        found = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
-        assert [answer.rung for answer in found.answers][:2] == [GLANCE, LAYERS]
-        assert found.changed
-        assert accuracy(found.module, shifted, labels) > before + 20.0
-        assert str(found).startswith("Your model was changed for rehearsal: its inputs look paler, or blurred, there")
-        assert "nats" not in str(found)
-        assert "nats" in found.explain() or VIEWS not in {answer.rung for answer in found.answers}
+        adapted = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
+        assert [answer.rung for answer in adapted.answers][:2] == [GLANCE, LAYERS]
+        assert adapted.changed
+        assert accuracy(adapted.module, shifted, labels) > before + 20.0
+        assert str(adapted).startswith("Your model was changed for rehearsal: its inputs look paler, or blurred, there")
+        assert "nats" not in str(adapted)
+        assert "nats" in adapted.explain() or VIEWS not in {answer.rung for answer in adapted.answers}
         spent = hospital.describe().spent
         assert 0.0 < spent <= 4.0
         again = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
         assert hospital.describe().spent == spent
-        for one, other in zip(found.module.state_dict().values(), again.module.state_dict().values(), strict=True):
+        for one, other in zip(adapted.module.state_dict().values(), again.module.state_dict().values(), strict=True):
             assert torch.equal(one, other)
-        file = found.save(tmp_path / "adapted.safetensors")
+        file = adapted.save(tmp_path / "adapted.safetensors")
         assert file.stat().st_size > 0
         assert json.loads((tmp_path / "run" / "ladder.json").read_text())["epsilon"] == 4.0
 
 
 @pytest.mark.long
-def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_kept(trained):
+def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_stays(trained):
     images, _ = made_images(RECORDS, 2)
     with connected((images, 2.0)) as (hospital,):
-        found = adapt(trained, made_images(2400, 1), hospital, epsilon=2.0, progress=False)
-        assert [answer.rung for answer in found.answers] == [GLANCE]
-        assert not found.changed
-        assert str(found).startswith("Your model is kept for rehearsal: its layers see what they saw of your source")
-        assert "not asked, and not charged: layers, views" in str(found)
+        adapted = adapt(trained, made_images(2400, 1), hospital, epsilon=2.0, progress=False)
+        assert [answer.rung for answer in adapted.answers] == [GLANCE]
+        assert not adapted.changed
+        assert str(adapted).startswith("Your model is kept for rehearsal: its layers see what they saw of your source")
+        assert "not asked, and not charged: layers, views" in str(adapted)
         assert hospital.describe().spent < 1.2
 
 
@@ -192,10 +192,10 @@ def test_a_hospital_that_answers_no_further_leaves_what_was_reached(trained, mon
 
     monkeypatch.setattr(DomainAdaptation, "fit", refused)
     with connected((shifted, 4.0)) as (hospital,):
-        found = adapt(trained, made_images(2400, 1), hospital, epsilon=4.0, progress=False)
-    assert [answer.rung for answer in found.answers] == [GLANCE, LAYERS]
-    assert "answers no further" in found.ended
-    assert accuracy(found.module, shifted, labels) > accuracy(trained, shifted, labels)
+        adapted = adapt(trained, made_images(2400, 1), hospital, epsilon=4.0, progress=False)
+    assert [answer.rung for answer in adapted.answers] == [GLANCE, LAYERS]
+    assert "answers no further" in adapted.ended
+    assert accuracy(adapted.module, shifted, labels) > accuracy(trained, shifted, labels)
 
 
 def test_records_of_another_shape_are_refused_before_a_charge(trained):
@@ -225,22 +225,22 @@ def test_images_of_bytes_as_floats_are_refused_before_a_charge(trained, value_ra
 def test_one_hospital_that_is_exhausted_leaves_the_other_alone_and_is_named(trained):
     images = made_images(RECORDS, 2)[0]
     with connected((images, 2.0), (images, 0.5)) as (large, small):
-        found = adapt(trained, made_images(2400, 1), {"large": large, "small": small}, epsilon=2.0, progress=False)
+        adapted = adapt(trained, made_images(2400, 1), {"large": large, "small": small}, epsilon=2.0, progress=False)
         assert (large.describe().spent > 0.0, small.describe().spent) == (True, 0.0)
         with pytest.raises(BudgetExhausted):
             adapt(trained, made_images(2400, 1), {"small": small}, epsilon=2.0, progress=False)
-    assert isinstance(found["small"].lost, BudgetExhausted)
-    assert str(found).startswith("Your model was kept for large, small.")
-    assert "small was left out, and your model stays as it is: BudgetExhausted" in str(found)
-    (report,) = found["small"].reports("small")
+    assert isinstance(adapted["small"].lost, BudgetExhausted)
+    assert str(adapted).startswith("Your model was kept for large, small.")
+    assert "small was left out, and your model stays as it is: BudgetExhausted" in str(adapted)
+    (report,) = adapted["small"].reports("small")
     assert (report["state"], report["charged_epsilon"]) == ("refused", 0.0)
 
 
 def test_what_is_not_asked_is_asked_more_exactly_of_the_last_rungs(trained):
-    told, model = described(1.0), split(trained, made_images(8, 0)[0])
-    rungs, left_out = applicable(told, model, classes=CLASSES)
-    plans = {name: sized_plan(told, rung.method, model, epsilon=1.0) for name, rung in rungs.items()}
-    budgets = budgets_of(told, epsilon=1.0)
+    description, model = described(1.0), split(trained, made_images(8, 0)[0])
+    rungs, left_out = applicable(description, model, classes=CLASSES)
+    plans = {name: sized_plan(description, rung.method, model, epsilon=1.0) for name, rung in rungs.items()}
+    budgets = budgets_of(description, epsilon=1.0)
     ladder = Ladder(priced_together(budgets, plans, SHARES, epsilon=1.0), 1.0, left_out, "made", budgets)
     assert Ladder.from_json(json.loads(json.dumps(ladder.to_json()))) == ladder
     after = ladder.without({LAYERS}, [GLANCE])
@@ -259,7 +259,7 @@ def test_several_hospitals_are_asked_each_by_itself(trained):
     images, labels = made_images(RECORDS, 2)
     shifted = (0.35 * images - 0.5).clamp(-1, 1)
     with connected((images, 4.0), (shifted, 4.0)) as (plain, moved):
-        found = adapt(trained, made_images(2400, 1), {"plain": plain, "moved": moved}, epsilon=4.0, progress=False)
-    assert {name: own.changed for name, own in found.items()} == {"plain": False, "moved": True}
-    assert str(found).startswith("Your model was changed for moved; kept for plain.")
-    assert accuracy(found["moved"].module, shifted, labels) > accuracy(trained, shifted, labels) + 20.0
+        adapted = adapt(trained, made_images(2400, 1), {"plain": plain, "moved": moved}, epsilon=4.0, progress=False)
+    assert {name: own.changed for name, own in adapted.items()} == {"plain": False, "moved": True}
+    assert str(adapted).startswith("Your model was changed for moved; kept for plain.")
+    assert accuracy(adapted["moved"].module, shifted, labels) > accuracy(trained, shifted, labels) + 20.0

@@ -36,10 +36,10 @@ def made(count, seed, *, shares=None, turn=None, shift=0.0):
 
 
 def hospital(records, labels, *, epsilon=50.0):
-    told = mock_description(records=len(labels), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=CLASSES)
+    description = mock_description(records=len(labels), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=CLASSES)
     held = torch.from_numpy(records)
     randomness = np.random.default_rng(0).bytes
-    return Hospital(MockCurator(told, records=lambda count: held[:count], labels=labels, randomness=randomness))
+    return Hospital(MockCurator(description, records=lambda count: held[:count], labels=labels, randomness=randomness))
 
 
 def loader(records, labels=None):
@@ -98,13 +98,13 @@ def test_a_few_labels_tell_what_the_places_cannot():
     """The team's classes have changed places: without labels the plan must be wrong, with four of each it is not."""
     own, truth = made(300, 1)
     own = own[:, [1, 2, 0, *range(CLASSES, D)]]
-    known = np.full(len(own), UNLABELLED)
+    labels = np.full(len(own), UNLABELLED)
     for c in range(CLASSES):
-        known[np.flatnonzero(truth == c)[:4]] = c
+        labels[np.flatnonzero(truth == c)[:4]] = c
     with hospital(*made(2000, 0)) as where:
         plan = where.plan(Dpda(updates=200, points=20, part=300), epsilon=2.0)
         assert accuracy(trained(where, plan, own), own, truth) < 0.3
-        assert accuracy(trained(where, plan, own, known), own, truth) > 0.8
+        assert accuracy(trained(where, plan, own, labels), own, truth) > 0.8
 
 
 def test_what_is_missing_is_said_before_anything_is_charged(monkeypatch):
@@ -130,11 +130,11 @@ def ot():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [({"points": 0}, "points is 0"), ({"penalty": 0.0}, "penalty is 0"), ({"group_penalty": -1.0}, "group_penalty")],
 )
-def test_settings_out_of_range_are_refused(settings, told):
-    with pytest.raises(InvalidValue, match=told):
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(InvalidValue, match=message):
         Dpda(**settings)
 
 
@@ -153,10 +153,10 @@ def test_without_a_group_penalty_it_is_the_entropic_plan(ot):
     source, targets = points(15, 0), points(12, 1).places
     costs = ot.dist(source.places, targets)
     plan = ot.sinkhorn(source.masses, np.full(24, 1 / 24), costs / np.median(costs), 0.5, stopThr=1e-9)
-    reached, told = moved(source, targets, np.full(24, UNLABELLED), Matching(0.5, 0.0, 100), 0)
+    reached, shares = moved(source, targets, np.full(24, UNLABELLED), Matching(0.5, 0.0, 100), 0)
     np.testing.assert_allclose(reached.places, plan @ targets / source.masses[:, None], atol=1e-4)
     np.testing.assert_allclose(reached.masses, source.masses, rtol=1e-4)
-    np.testing.assert_allclose(told[:, 0], 24 * plan[:15].sum(axis=0), atol=1e-4)
+    np.testing.assert_allclose(shares[:, 0], 24 * plan[:15].sum(axis=0), atol=1e-4)
 
 
 def test_the_group_penalty_lets_fewer_classes_share_a_target_as_the_reference_does(ot):
@@ -168,23 +168,23 @@ def test_the_group_penalty_lets_fewer_classes_share_a_target_as_the_reference_do
         numItermax=5, numInnerItermax=100, stopInnerThr=1e-6,
     )  # fmt: skip
     nobody = np.full(24, UNLABELLED)
-    _, told = moved(source, targets, nobody, Matching(0.5, 0.8, 100), 0)
-    np.testing.assert_allclose(told[:, 0], 24 * reference[:15].sum(axis=0), atol=1e-3)
+    _, shares = moved(source, targets, nobody, Matching(0.5, 0.8, 100), 0)
+    np.testing.assert_allclose(shares[:, 0], 24 * reference[:15].sum(axis=0), atol=1e-3)
     _, loose = moved(source, targets, nobody, Matching(0.5, 0.0, 100), 0)
-    assert told.max(axis=1).mean() > loose.max(axis=1).mean()
+    assert shares.max(axis=1).mean() > loose.max(axis=1).mean()
 
 
-def test_targets_are_matched_part_by_part_and_labels_are_kept():
+def test_targets_are_matched_part_by_part_and_labels_stay():
     source, targets = points(10, 0), points(40, 1).places
-    known = np.full(80, UNLABELLED)
-    known[:5] = 1  # these places are class 0's
-    reached, told = moved(source, targets, known, Matching(0.1, 0.5, 20), 3)
+    labels = np.full(80, UNLABELLED)
+    labels[:5] = 1  # these places are class 0's
+    reached, shares = moved(source, targets, labels, Matching(0.1, 0.5, 20), 3)
     assert reached.places.shape == (4 * 20, 2)
     assert reached.masses.sum() == pytest.approx(1.0)
     assert reached.masses[reached.labels == 1].sum() == pytest.approx(0.7, abs=1e-3)
-    np.testing.assert_allclose(told.sum(axis=1), 1.0)
-    assert (told[:5, 1] > 0.99).all()
-    assert (told[40:].argmax(axis=1) == 1).mean() > 0.9
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+    assert (shares[:5, 1] > 0.99).all()
+    assert (shares[40:].argmax(axis=1) == 1).mean() > 0.9
 
 
 def test_points_are_drawn_from_the_classes_laws():

@@ -35,8 +35,8 @@ N, CLASSES = 2000, 4
 
 
 def hospital(*, classes=CLASSES):
-    told = mock_description(records=N, record_shape=(6,), epsilon=3.0, delta=1e-5, name="ward", classes=classes)
-    return Hospital(MockCurator(told))
+    description = mock_description(records=N, record_shape=(6,), epsilon=3.0, delta=1e-5, name="ward", classes=classes)
+    return Hospital(MockCurator(description))
 
 
 def plan_of(*, epsilon, **settings):
@@ -184,17 +184,17 @@ def test_every_figure_is_as_precise_as_it_says(counted):
     right = (p.argmax(axis=1) == labels).mean()
     gap = p.max(axis=1).mean() - right
     noise, repeats = SeededNoise(b"m" * 32), 800
-    found, covered, gaps, errors = [], 0, [], []
+    estimates, covered, gaps, errors = [], 0, [], []
     for _ in range(repeats):
         release = release_of(counter, declared, noise)
         report = Report.of(release, declared=declared, records=N, epsilon=0.3, delta=1e-5)
-        found.append(best_correct(Counts.of(release), declared, N)[0] / N)
+        estimates.append(best_correct(Counts.of(release), declared, N)[0] / N)
         covered += report.accuracy_interval.low <= right <= report.accuracy_interval.high
         gaps.append(report.overconfidence)
         errors.append(report.overconfidence_error)
     stated = math.sqrt(correct_variance(declared)) / N
-    assert np.mean(found) == pytest.approx(right, abs=5 * stated / math.sqrt(repeats))
-    assert np.std(found) == pytest.approx(stated, rel=5 / math.sqrt(2 * repeats))
+    assert np.mean(estimates) == pytest.approx(right, abs=5 * stated / math.sqrt(repeats))
+    assert np.std(estimates) == pytest.approx(stated, rel=5 / math.sqrt(2 * repeats))
     assert covered == pytest.approx(0.95 * repeats, abs=5 * math.sqrt(repeats * 0.95 * 0.05))
     assert np.mean(gaps) == pytest.approx(gap, abs=5 * errors[0] / math.sqrt(repeats))
     assert np.std(gaps) == pytest.approx(errors[0], rel=5 / math.sqrt(2 * repeats))

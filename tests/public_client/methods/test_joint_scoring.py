@@ -42,9 +42,9 @@ class Mock(CutMock):
         count, moved = SITES[name]
         seed = list(SITES).index(name)
         records, labels = made(count, seed, moved=moved)
-        told = mock_description(records=count, record_shape=(WIDTH,), epsilon=1.0, delta=1e-5, classes=CLASSES)
+        description = mock_description(records=count, record_shape=(WIDTH,), epsilon=1.0, delta=1e-5, classes=CLASSES)
         noise = np.random.default_rng(seed).bytes
-        super().__init__(told, records=records, labels=labels, randomness=noise, at=at, error=error)
+        super().__init__(description, records=records, labels=labels, randomness=noise, at=at, error=error)
         self.down = self.down_after_plan = False
 
     def exchange(self, method, request, *, patience=None):
@@ -77,12 +77,12 @@ def fitted(curators, source, directory=None, *, shared=True, epsilon=0.1, **sett
 
 def scores(model):
     """At each hospital, on other records like its own."""
-    found = []
+    accuracies = []
     for name, (_, moved) in SITES.items():
         records, labels = map(torch.from_numpy, made(4000, 90, moved=moved))
         classifier = model if isinstance(model, nn.Linear) else model.model(name).classifier
-        found.append(float((classifier(records).argmax(dim=1) == labels).double().mean()))
-    return np.array(found)
+        accuracies.append(float((classifier(records).argmax(dim=1) == labels).double().mean()))
+    return np.array(accuracies)
 
 
 def test_the_means_are_those_of_one_large_normal_law(monkeypatch):
@@ -92,7 +92,7 @@ def test_the_means_are_those_of_one_large_normal_law(monkeypatch):
     halves = [rng.normal(size=(p, p + 1)) * 2.0**h for h in range(3)]
     informations = [half @ half.T for half in halves]
     pulls = [information @ rng.normal(size=p) for information in informations]
-    found = means([(torch.from_numpy(a), torch.from_numpy(b)) for a, b in zip(informations, pulls, strict=True)])
+    posterior = means([(torch.from_numpy(a), torch.from_numpy(b)) for a, b in zip(informations, pulls, strict=True)])
     a, b = np.zeros((3 * p, 3 * p)), np.concatenate(pulls)
     for h, information in enumerate(informations):
         a[h * p : (h + 1) * p, h * p : (h + 1) * p] = information
@@ -105,7 +105,7 @@ def test_the_means_are_those_of_one_large_normal_law(monkeypatch):
             ways.append(prior @ a @ np.linalg.solve(spread, b))
     chance = np.exp(np.array(evidence) - logsumexp(evidence))
     assert chance.max() < 0.99  # several are averaged
-    np.testing.assert_allclose(torch.cat(found).numpy(), chance @ np.array(ways), rtol=1e-8)
+    np.testing.assert_allclose(torch.cat(posterior).numpy(), chance @ np.array(ways), rtol=1e-8)
 
 
 def test_three_hospitals_together_do_better_than_each_alone_and_no_epsilon_is_added(source):
@@ -150,8 +150,8 @@ def test_a_hospital_that_is_gone_when_the_client_comes_back_keeps_its_model_and_
     curators["west"].down = not planned
     curators["west"].down_after_plan = planned
     model = fitted(curators, source, tmp_path / "run")
-    told = [(report["state"], report["steps"]) for report in model.reports]
-    assert told == 2 * [("finished", STEPS)] + planned * [("perhaps charged", 2)]
+    states = [(report["state"], report["steps"]) for report in model.reports]
+    assert states == 2 * [("finished", STEPS)] + planned * [("perhaps charged", 2)]
     if planned:
         assert model.reports[2]["charged_epsilon"] == 0.1  # what the ledger may hold at most
         assert type(model.model("west").classifier) is nn.Linear
@@ -184,8 +184,8 @@ def test_large_classifiers_are_refused_before_the_charge(source):
     width = MOST_WEIGHTS_TOGETHER // CLASSES
     curators = {}
     for name in ("north", "south"):
-        told = mock_description(records=50, record_shape=(width,), epsilon=1.0, delta=1e-5, classes=CLASSES)
-        curators[name] = MockCurator(told)
+        description = mock_description(records=50, record_shape=(width,), epsilon=1.0, delta=1e-5, classes=CLASSES)
+        curators[name] = MockCurator(description)
     hospitals = Federation({name: Hospital(curator) for name, curator in curators.items()})
     model = DomainAdaptation(
         nn.Identity(), nn.Linear(width, CLASSES), hospital=hospitals, shared=True, source_epochs=0, device="cpu",

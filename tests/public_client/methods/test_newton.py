@@ -54,8 +54,8 @@ def descend(classifier, descent, records, labels, *, noise, steps=STEPS, seed=0)
 
 def test_without_noise_twenty_steps_end_at_the_minimum_and_in_noise_they_stay():
     public, hospital = made(3000, 1), made(3000, 2)
-    start, found, drowned = head(), head(), head()
-    descend(found, Newton(found, public[0], noise=1e-9), *hospital, noise=0.0)
+    start, newton, drowned = head(), head(), head()
+    descend(newton, Newton(newton, public[0], noise=1e-9), *hospital, noise=0.0)
     aim = head()
     best = torch.optim.LBFGS(aim.parameters(), max_iter=300, line_search_fn="strong_wolfe")
 
@@ -68,10 +68,10 @@ def test_without_noise_twenty_steps_end_at_the_minimum_and_in_noise_they_stay():
     best.step(closure)
     far = loss(start, *hospital) - loss(aim, *hospital)
     assert far > 0.3
-    assert loss(found, *hospital) - loss(aim, *hospital) < 0.1 * far
+    assert loss(newton, *hospital) - loss(aim, *hospital) < 0.1 * far
     plain = head()
     descend(plain, torch.optim.Adam(plain.parameters(), lr=0.2), *hospital, noise=0.0)
-    assert loss(plain, *hospital) > loss(found, *hospital)  # Adam does not see which directions are flat
+    assert loss(plain, *hospital) > loss(newton, *hospital)  # Adam does not see which directions are flat
     descend(drowned, Newton(drowned, public[0], noise=10.0), *hospital, noise=10.0)
     assert abs(loss(drowned, *hospital) - loss(start, *hospital)) < 0.2 * far
 
@@ -96,9 +96,9 @@ def test_its_state_can_be_stored_and_taken_up():
 @pytest.mark.long
 def test_as_a_method_it_learns_the_hospitals_labels(tmp_path):
     records, labels = made(16_000, 3, turned=1)
-    told = mock_description(records=16_000, record_shape=(WIDTH,), epsilon=2.0, delta=1e-5, classes=CLASSES)
+    description = mock_description(records=16_000, record_shape=(WIDTH,), epsilon=2.0, delta=1e-5, classes=CLASSES)
     curator = MockCurator(
-        told, records=records.numpy(), labels=labels.numpy(), randomness=np.random.default_rng(0).bytes
+        description, records=records.numpy(), labels=labels.numpy(), randomness=np.random.default_rng(0).bytes
     )
     source = torch.utils.data.TensorDataset(*made(2000, 1))
     with Hospital(curator) as hospital:

@@ -53,10 +53,10 @@ class Cut(CutMock):
     """A hospital whose connection is cut at a step."""
 
     def __init__(self, *, at=None, error=Killed, count=1500, seed=3):
-        told = mock_description(records=count, record_shape=(WIDTH,), epsilon=10.0, delta=1e-5, classes=CLASSES)
+        description = mock_description(records=count, record_shape=(WIDTH,), epsilon=10.0, delta=1e-5, classes=CLASSES)
         records, labels = made(count, 1, turned=1)
         noise = np.random.default_rng(seed).bytes
-        super().__init__(told, records=records, labels=labels, randomness=noise, at=at, error=error)
+        super().__init__(description, records=records, labels=labels, randomness=noise, at=at, error=error)
 
 
 def killed_after(calls):
@@ -154,12 +154,12 @@ def test_a_hospital_that_goes_down_and_comes_back_is_charged_once(tmp_path):
         return {report["site"]: (report["state"], report["steps"]) for report in model.reports}
 
     def charged():
-        told = {}
+        charges = {}
         for name, home in homes.items():
             with home.open_ledger() as ledger:
                 status, _ = ledger.budget_of("ml-team")
-                told[name] = status.runs, status.epsilon_spent
-        return told
+                charges[name] = status.runs, status.epsilon_spent
+        return charges
 
     half = trained(stop_south=True)
     assert states(half) == {"north": ("finished", STEPS), "south": ("set aside", 2)}

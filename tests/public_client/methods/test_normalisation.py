@@ -88,7 +88,7 @@ def test_frequencies_are_corrected_and_no_layer_is_moved(trained):
 
 
 @pytest.mark.parametrize(("records", "epsilon"), [(3000, 1.0), (200, 0.1)])
-def test_where_nothing_or_little_is_told_the_model_is_kept(trained, records, epsilon):
+def test_where_nothing_or_little_is_released_the_model_stays(trained, records, epsilon):
     moved = _data(records, 7) if records > 1000 else _moved(_data(records, 7))
     if records < 1000:
         moved = replace(moved, images=0.2 * moved.images + 0.8 * _data(records, 7).images)
@@ -108,9 +108,9 @@ def test_a_first_pass_of_its_own_is_one_step_and_moves_nothing(trained):
     assert charge.run.size.steps == 1
     assert adaptation.reports[0]["outcome"] == "kept"
     assert "other means and contrasts" in adaptation.reports[0]["finding"]
-    found = adaptation.sites["curator"].run.conversation
-    assert found.verdict.channels
-    assert len(found.moves) == 3
+    conversation = adaptation.sites["curator"].run.conversation
+    assert conversation.verdict.channels
+    assert len(conversation.moves) == 3
 
 
 def test_layers_alone_follow_too(trained):

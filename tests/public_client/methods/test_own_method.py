@@ -25,11 +25,11 @@ D, CLASSES = 6, 3
 
 
 def curator():
-    told = mock_description(records=200, record_shape=(D,), epsilon=20.0, delta=1e-5)
-    told = replace(told, mechanisms=(*told.mechanisms, CLIPPED_MEAN.name))
+    description = mock_description(records=200, record_shape=(D,), epsilon=20.0, delta=1e-5)
+    description = replace(description, mechanisms=(*description.mechanisms, CLIPPED_MEAN.name))
     counter, generator = itertools.count(), torch.Generator().manual_seed(3)
     return MockCurator(
-        told,
+        description,
         mechanisms={**ALL_MECHANISMS, CLIPPED_MEAN.name: CLIPPED_MEAN},
         randomness=lambda size: next(counter).to_bytes(size, "big"),  # the same noise every time
         records=lambda count: 1.0 + 0.1 * torch.randn((count, D), generator=generator),
@@ -115,9 +115,9 @@ def test_an_open_run_serves_a_loop_of_ones_own():
 
 
 def test_it_is_refused_where_it_is_not_offered_and_where_it_is_wrong():
-    told = mock_description(records=200, record_shape=(D,), epsilon=20.0, delta=1e-5)
+    description = mock_description(records=200, record_shape=(D,), epsilon=20.0, delta=1e-5)
     with pytest.raises(InvalidValue, match="not offer 'test-clipped-mean'; it offers quantiles, distributions"):
-        Hospital(MockCurator(told)).plan(MatchMeans(), epsilon=1.0)
+        Hospital(MockCurator(description)).plan(MatchMeans(), epsilon=1.0)
     there = curator()
     opened = model(there).fit(source(), progress=False).sites["curator"].run.run
     for wrong, match in (

@@ -22,12 +22,12 @@ RECORDS = (MEANS[TRUTH] + RNG.normal(size=(N, D))).astype(np.float32)
 
 def hospital(labelled, *, public=False):
     """The first `labelled` of the records have their label."""
-    told = mock_description(
+    description = mock_description(
         records=N, record_shape=(D,), epsilon=100.0, delta=1e-5, classes=CLASSES, partly_labelled=True,
         labelled=labelled if public else 0,
     )  # fmt: skip
     labels = np.where(np.arange(N) < labelled, TRUTH, UNLABELLED)
-    return Hospital(MockCurator(told, records=RECORDS, labels=labels, randomness=np.random.default_rng(0).bytes))
+    return Hospital(MockCurator(description, records=RECORDS, labels=labels, randomness=np.random.default_rng(0).bytes))
 
 
 def test_a_model_is_learned_and_evaluated_by_the_labelled_records_alone():
@@ -73,12 +73,12 @@ def test_a_number_that_the_operator_says_is_no_part_of_the_release():
         widths = [one.accuracy_interval.high - one.accuracy_interval.low for one in reports]
         assert widths[1] < widths[0]
         assert all(abs(one.accuracy - right[1]) < 0.05 for one in reports)
-        told = [where.compare({"poor": poor, "good": good}, epsilon=1.0) for where in (private, public)]
-        assert [one.winner for one in told] == ["good", "good"]
-        for one in told:
+        comparisons = [where.compare({"poor": poor, "good": good}, epsilon=1.0) for where in (private, public)]
+        assert [one.winner for one in comparisons] == ["good", "good"]
+        for one in comparisons:
             assert list(one.accuracies.values()) == pytest.approx([100 * share for share in right], abs=2.5 * one.error)
             assert one.error < 6.0
-        assert told[1].error < told[0].error
+        assert comparisons[1].error < comparisons[0].error
         plans = [where.plan(Statistics(), epsilon=1.0) for where in (private, public)]
         assert [(plan.with_label, plan.number_private) for plan in plans] == [(N, True), (800, False)]
         few = hospital(2).compare({"poor": poor, "good": good}, epsilon=0.2)
@@ -87,7 +87,7 @@ def test_a_number_that_the_operator_says_is_no_part_of_the_release():
         assert "too few labels" in str(few)
 
 
-def test_where_too_few_have_a_label_no_accuracy_is_told():
+def test_where_too_few_have_a_label_there_is_no_accuracy():
     with hospital(3) as where:
         report = where.evaluate(nn.Linear(D, CLASSES), epsilon=0.2)
         assert math.isnan(report.accuracy)

@@ -20,7 +20,7 @@ from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source, fitted
 from dpswd.public_client.methods.pseudo_label_sums import component_axes, whole
-from dpswd.public_client.methods.pseudo_labels import KEPT
+from dpswd.public_client.methods.pseudo_labels import UNCHANGED
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.public_client.training.sites import ADAPTED
 from dpswd.shared.core.errors import InvalidValue
@@ -45,9 +45,9 @@ def made(count, seed, *, moved=0.0, classes=CLASSES):
 
 
 def hospital(data, epsilon):
-    told = mock_description(records=len(data), record_shape=(D,), epsilon=epsilon, delta=1e-5)
+    description = mock_description(records=len(data), record_shape=(D,), epsilon=epsilon, delta=1e-5)
     randomness = np.random.default_rng(0).bytes
-    return Hospital(MockCurator(told, records=lambda count: data.images[:count], randomness=randomness))
+    return Hospital(MockCurator(description, records=lambda count: data.images[:count], randomness=randomness))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_classes_that_moved_are_followed(source, tmp_path):
 @pytest.mark.long
 def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
     model, report = of_target(source, data, epsilon)
-    assert report["outcome"] == KEPT
+    assert report["outcome"] == UNCHANGED
     assert why in report["finding"]
     records = made(50, 3).images
     assert torch.equal(model.model().classifier(records), source[1](records))
@@ -140,7 +140,7 @@ def test_what_training_for_longer_brings_is_not_the_release_s_gain(source):
     _, report = of_target((extractor, spoiled, loader), data, 8.0)
     before, after = map(float, re.search(r"source alone, from ([\d.]+) to ([\d.]+) %", report["finding"]).groups())
     assert after > before + 5.0
-    assert report["outcome"] == KEPT
+    assert report["outcome"] == UNCHANGED
     assert "which is no clear gain" in report["finding"]
 
 
@@ -151,12 +151,12 @@ def test_too_few_records_are_refused_before_anything_is_charged(source, tmp_path
         plan = where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0], classifier=source[1])
         assert re.search(r"will be refused: 280 records with noise of .* at epsilon 1 it takes \d+ records", str(plan))
         for asked in (plan, where.plan(PseudoLabels(), epsilon=1.0)):  # the second knows no noise yet
-            with pytest.raises(InvalidValue, match=r"280 records with noise .* replay\. Nothing was spent") as told:
+            with pytest.raises(InvalidValue, match=r"280 records with noise .* replay\. Nothing was spent") as refusal:
                 trained(source, where, asked, checkpoint=tmp_path / "run")
         assert where.curator.charges == []
         assert where.describe().spent == 0.0
         # What the message says would do is admitted, and charged.
-        enough = float(re.search(r"Ask for epsilon ([\d.]+)", str(told.value))[1])
+        enough = float(re.search(r"Ask for epsilon ([\d.]+)", str(refusal.value))[1])
         trained(source, where, where.plan(PseudoLabels(), epsilon=enough))
         assert len(where.curator.charges) == 1
         small, large = hospital(made(280, 1), 1.0), hospital(made(1500, 1), 1.0)
@@ -233,9 +233,9 @@ def test_each_of_several_hospitals_gets_its_own_classifier(source, tmp_path):
             )
             model.fit(loader, progress=False)
             assert real.describe().spent == pytest.approx(2.5, rel=1e-2)
-        told = {report["site"]: report["outcome"] for report in model.reports}
-        assert told.pop("real") in (ADAPTED, KEPT)
-        assert told == {"moved": ADAPTED, "same": KEPT}
+        outcomes = {report["site"]: report["outcome"] for report in model.reports}
+        assert outcomes.pop("real") in (ADAPTED, UNCHANGED)
+        assert outcomes == {"moved": ADAPTED, "same": UNCHANGED}
         files = model.save(tmp_path / "model.safetensors")
     assert [file.name for file in files] == [f"model-{site}.safetensors" for site in ("real", "moved", "same")]
 
@@ -256,7 +256,7 @@ def test_what_is_observed_is_the_mean_and_the_declared_noise():
     assert observed.rows.square().sum() == pytest.approx(120.0)  # of unit directions: none of them is lost
 
 
-def test_moves_and_gains_are_found_where_little_noise_hides_them(source):
+def test_moves_and_gains_are_seen_where_little_noise_hides_them(source):
     """Known moves of the public source itself; seeds are fixed, and nothing here is left to chance."""
     public = made(1500, 0)
     _, sums = whole(nn.Identity(), source[1], component_axes(public.images, D))
@@ -267,15 +267,15 @@ def test_moves_and_gains_are_found_where_little_noise_hides_them(source):
     still, generator = Shifts.none(like), torch.Generator().manual_seed(0)
     sizes = torch.cat([torch.full((n,), t).double() for n, t in zip(still.kinds, (0.1, 0.2, 0.05, 0.0), strict=True)])
     true = sizes * torch.randn(len(sizes), generator=generator, dtype=torch.float64)
-    told = like.added(like.moved(still, true)).mean(dim=0)
-    found = fitted(like, Observed(told, torch.eye(len(told), dtype=torch.float64), 1e-3, 1000))
-    assert (found.frequencies, found.misfit) == (0.0, 0.0)
-    assert found.evidence > 100.0
+    means = like.added(like.moved(still, true)).mean(dim=0)
+    shifts = fitted(like, Observed(means, torch.eye(len(means), dtype=torch.float64), 1e-3, 1000))
+    assert (shifts.frequencies, shifts.misfit) == (0.0, 0.0)
+    assert shifts.evidence > 100.0
     # 36 numbers tell of 76; the sums themselves are met, and most of what moved them is found.
-    met, before = (like.added(moved).mean(dim=0) - told for moved in (like.moved(found), features))
+    met, before = (like.added(moved).mean(dim=0) - means for moved in (like.moved(shifts), features))
     assert met.norm() < 0.2 * before.norm()  # as far as the chance of 1,000 records asks for
-    left, there = like.moved(found) - like.moved(still, true), like.moved(still, true) - features
+    left, there = like.moved(shifts) - like.moved(still, true), like.moved(still, true) - features
     assert left.norm() < 0.5 * there.norm()
-    alone = fitted(like, Observed(like.added(features).mean(dim=0), torch.eye(len(told)).double(), 1e-3, 1000))
+    alone = fitted(like, Observed(like.added(features).mean(dim=0), torch.eye(len(means)).double(), 1e-3, 1000))
     assert alone.mean.abs().max() == 0.0
     assert torch.equal(like.moved(alone), features)

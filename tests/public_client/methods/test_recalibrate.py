@@ -28,10 +28,10 @@ def made(count, seed, *, shares=None):
 
 
 def hospital(records, labels, *, seed=0):
-    told = mock_description(records=len(labels), record_shape=(D,), epsilon=50.0, delta=1e-5, classes=CLASSES)
+    description = mock_description(records=len(labels), record_shape=(D,), epsilon=50.0, delta=1e-5, classes=CLASSES)
     held = torch.from_numpy(records)
     randomness = np.random.default_rng(seed).bytes  # the same noise every time
-    return Hospital(MockCurator(told, records=lambda count: held[:count], labels=labels, randomness=randomness))
+    return Hospital(MockCurator(description, records=lambda count: held[:count], labels=labels, randomness=randomness))
 
 
 def source():
@@ -154,10 +154,10 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_model(tmp_path):
     held = made(2000, 0, shares=(0.8, 0.15, 0.05))
 
     def trained(kind, directory):
-        told = mock_description(records=2000, record_shape=(D,), epsilon=50.0, delta=1e-5, classes=CLASSES)
+        description = mock_description(records=2000, record_shape=(D,), epsilon=50.0, delta=1e-5, classes=CLASSES)
         records = torch.from_numpy(held[0])
         curator = kind(
-            told,
+            description,
             records=lambda count: records[:count],
             labels=held[1],
             randomness=np.random.default_rng(0).bytes,

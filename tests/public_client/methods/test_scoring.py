@@ -31,10 +31,10 @@ def fitted(records, labels):
     return fitted_head(records, labels, classes=CLASSES)
 
 
-def scored(head, public, records, labels, *, noise, steps=10, clip_norm=CLIP, told=None):
-    """The head after so many noised gradients of all records, each record's clipped; `told` is what it takes for C."""
+def scored(head, public, records, labels, *, noise, steps=10, clip_norm=CLIP, clip=None):
+    """The head after so many noised gradients of all records, each record's clipped; `clip` is what it takes for C."""
     torch.manual_seed(0)
-    optimizer = Scoring(head, public, records=len(records), noise=noise, clip_norm=told or clip_norm)
+    optimizer = Scoring(head, public, records=len(records), noise=noise, clip_norm=clip or clip_norm)
     wide = torch.cat([records, torch.ones(len(records), 1)], dim=1)
     for _ in range(steps):
         with torch.no_grad():
@@ -59,8 +59,8 @@ def test_without_noise_it_ends_where_maximum_likelihood_does_and_in_noise_at_the
     start, aim = fitted(*source), fitted(*hospital)
     far = distance(start, aim, hospital[0])
     assert far > 0.1
-    found = scored(fitted(*source), source[0], *hospital, noise=1e-6)
-    assert distance(found, aim, hospital[0]) < 0.2 * far
+    scoring = scored(fitted(*source), source[0], *hospital, noise=1e-6)
+    assert distance(scoring, aim, hospital[0]) < 0.2 * far
     some = scored(fitted(*source), source[0], *hospital, noise=0.02)
     assert distance(some, aim, hospital[0]) < 0.5 * far
     drowned = scored(fitted(*source), source[0], *hospital, noise=2.0)
@@ -73,7 +73,7 @@ def test_what_the_clip_takes_is_part_of_the_equation():
     aim = fitted(*hospital)
     far = distance(fitted(*source), aim, hospital[0])
     own, ignored = (
-        scored(fitted(*source), source[0], *hospital, noise=1e-6, clip_norm=0.4, told=told) for told in (None, CLIP)
+        scored(fitted(*source), source[0], *hospital, noise=1e-6, clip_norm=0.4, clip=clip) for clip in (None, CLIP)
     )
     assert distance(own, aim, hospital[0]) < 0.05 * far
     assert distance(ignored, aim, hospital[0]) > 0.1 * far
@@ -85,8 +85,8 @@ def test_public_records_unlike_the_hospitals_do_not_lead_away_from_it():
     hospital = 3.0 * records, labels
     far = distance(fitted(*source), fitted(*hospital), hospital[0])
     for noise in (0.002, 0.02):
-        found = scored(fitted(*source), source[0], *hospital, noise=noise)
-        assert distance(found, fitted(*hospital), hospital[0]) < 0.7 * far
+        scoring = scored(fitted(*source), source[0], *hospital, noise=noise)
+        assert distance(scoring, fitted(*hospital), hospital[0]) < 0.7 * far
 
 
 def test_its_state_can_be_stored_and_taken_up():
@@ -151,12 +151,12 @@ def test_scoring_is_of_the_classifier_alone():
 @pytest.mark.parametrize("descent", ["scoring", "newton"])
 @pytest.mark.parametrize("labelled", [0, 400])
 def test_partly_labelled_records_are_refused_before_the_charge(labelled, descent):
-    told = mock_description(
+    description = mock_description(
         records=900, record_shape=(WIDTH,), epsilon=10.0, delta=1e-5, classes=CLASSES, partly_labelled=True,
         labelled=labelled,
     )  # fmt: skip
     records, labels = made(900, 1)
-    hospital = Hospital(MockCurator(told, records=lambda count: records[:count], labels=labels))
+    hospital = Hospital(MockCurator(description, records=lambda count: records[:count], labels=labels))
     with pytest.raises(InvalidValue, match="descent='adam'"):
         plan = hospital.plan(Finetune(descent=descent), epsilon=1.0)
         plan.for_model(feature_dimension=CLASSES, gradient_parameters=CLASSES * (WIDTH + 1))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, Statistics, mock_description
-from dpswd.public_client.methods.statistics_head import Known, Prior, discriminant, shares_of
+from dpswd.public_client.methods.statistics_head import ClassSums, Prior, discriminant, shares_of
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RunFinished
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
@@ -27,10 +27,10 @@ def made(count, seed, *, shares=None, means=MEANS):
 
 
 def hospital(records, labels, *, epsilon=50.0, classes=CLASSES):
-    told = mock_description(records=len(labels), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=classes)
+    description = mock_description(records=len(labels), record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=classes)
     held = torch.from_numpy(records)
     randomness = np.random.default_rng(0).bytes  # the same noise every time
-    return Hospital(MockCurator(told, records=lambda count: held[:count], labels=labels, randomness=randomness))
+    return Hospital(MockCurator(description, records=lambda count: held[:count], labels=labels, randomness=randomness))
 
 
 def source(seed=9, means=MEANS):
@@ -134,8 +134,8 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_trained():
 
 
 def test_a_hospital_without_labels_says_what_is_missing():
-    told = mock_description(records=100, record_shape=(D,), epsilon=1.0, delta=1e-5)
-    with Hospital(MockCurator(told)) as where, pytest.raises(InvalidValue, match=r"records\.classes"):
+    description = mock_description(records=100, record_shape=(D,), epsilon=1.0, delta=1e-5)
+    with Hospital(MockCurator(description)) as where, pytest.raises(InvalidValue, match=r"records\.classes"):
         where.plan(Statistics(), epsilon=0.5)
 
 
@@ -150,8 +150,8 @@ def test_a_source_without_some_class_is_no_prior():
 
 def two_class_source():
     records, labels = made(300, 4)
-    kept = labels < 2
-    data = torch.utils.data.TensorDataset(torch.from_numpy(records[kept]), torch.from_numpy(labels[kept]))
+    chosen = labels < 2
+    data = torch.utils.data.TensorDataset(torch.from_numpy(records[chosen]), torch.from_numpy(labels[chosen]))
     return torch.utils.data.DataLoader(data, batch_size=50)
 
 
@@ -159,11 +159,11 @@ def test_a_run_of_ones_own_is_read_once():
     with hospital(*made(500, 0)) as where:
         plan = where.plan(Statistics(), epsilon=5.0)
         with where.open(plan, nn.Linear(D, D).eval()) as run:
-            known = run.known()
-            assert known.records == 500
-            assert abs(known.counts.sum()) < 1e-9
+            released = run.read()
+            assert released.records == 500
+            assert abs(released.counts.sum()) < 1e-9
             with pytest.raises(RunFinished):
-                run.known()
+                run.read()
             with pytest.raises(InvalidValue, match="no loss"):
                 run.answered(torch.zeros(1, D), None)
 
@@ -171,7 +171,7 @@ def test_a_run_of_ones_own_is_read_once():
 # ---- the head --------------------------------------------------------------------------------------------------------
 
 
-def known(features, labels, *, noise=0.0, moments=True, seed=0):
+def sums_of(features, labels, *, noise=0.0, moments=True, seed=0):
     """Statistics with noise of one deviation on every number."""
     rng, classes = np.random.default_rng(seed), int(labels.max()) + 1
     d = features.shape[1]
@@ -180,7 +180,7 @@ def known(features, labels, *, noise=0.0, moments=True, seed=0):
     second = features.T @ features
     wobble = noise * rng.normal(size=(d, d))
     own = noise**2 * (1 - 1 / classes)
-    return Known(
+    return ClassSums(
         counts - counts.mean(),
         sums - sums.mean(axis=0),
         sums.sum(axis=0),
@@ -202,7 +202,7 @@ def test_without_noise_the_head_is_the_linear_discriminant():
 
     records, labels = made(20_000, 0)
     u = 0.1 * records.astype(np.float64)
-    head = discriminant(known(u, labels))
+    head = discriminant(sums_of(u, labels))
     reference = LinearDiscriminantAnalysis(solver="lsqr").fit(u, labels)
     scores = u @ head.weight.T + head.bias
     expected = u @ reference.coef_.T + reference.intercept_
@@ -211,7 +211,7 @@ def test_without_noise_the_head_is_the_linear_discriminant():
     assert (scores.argmax(axis=1) == reference.predict(u)).mean() > 0.995
 
 
-def test_a_spread_covariance_is_used_where_it_is_known_and_not_where_it_is_noise():
+def test_a_spread_covariance_is_used_where_it_is_certain_and_not_where_it_is_noise():
     """A direction of little spread decides; with second moments it is found, and their noise must not invent any."""
     rng = np.random.default_rng(3)
     labels = rng.integers(2, size=20_000)
@@ -223,12 +223,12 @@ def test_a_spread_covariance_is_used_where_it_is_known_and_not_where_it_is_noise
     def reached(head):
         return float(((u @ head.weight.T + head.bias).argmax(axis=1) == labels).mean())
 
-    plain, exact = reached(discriminant(known(u, labels, moments=False))), reached(discriminant(known(u, labels)))
+    plain, exact = reached(discriminant(sums_of(u, labels, moments=False))), reached(discriminant(sums_of(u, labels)))
     assert exact > plain + 0.05
     for seed in range(5):  # noise that drowns the covariance costs next to nothing
-        assert reached(discriminant(known(u, labels, noise=300.0, seed=seed))) > 0.5
-        noisy = reached(discriminant(known(u, labels, noise=30.0, seed=seed)))
-        assert noisy > reached(discriminant(known(u, labels, noise=30.0, moments=False, seed=seed))) - 0.02
+        assert reached(discriminant(sums_of(u, labels, noise=300.0, seed=seed))) > 0.5
+        noisy = reached(discriminant(sums_of(u, labels, noise=30.0, seed=seed)))
+        assert noisy > reached(discriminant(sums_of(u, labels, noise=30.0, moments=False, seed=seed))) - 0.02
 
 
 def test_noise_never_takes_the_head_far_from_its_prior():
@@ -240,9 +240,9 @@ def test_noise_never_takes_the_head_far_from_its_prior():
     def reached(head):
         return float(((u @ head.weight.T + head.bias).argmax(axis=1) == labels).mean())
 
-    best = reached(discriminant(known(u, labels), prior))
+    best = reached(discriminant(sums_of(u, labels), prior))
     for seed in range(20):
-        assert reached(discriminant(known(u[:200], labels[:200], noise=1e4, seed=seed), prior)) > best - 0.06
+        assert reached(discriminant(sums_of(u[:200], labels[:200], noise=1e4, seed=seed), prior)) > best - 0.06
 
 
 def test_noise_below_zero_is_no_direction_without_spread():
@@ -257,7 +257,7 @@ def test_noise_below_zero_is_no_direction_without_spread():
         return float(((u @ head.weight.T + head.bias).argmax(axis=1) == labels).mean())
 
     for seed in range(5):
-        drawn = known(u, labels, noise=10.0, seed=seed)  # eigenvalues of the noise reach 155, the head's band 175
+        drawn = sums_of(u, labels, noise=10.0, seed=seed)  # eigenvalues of the noise reach 155, the head's band 175
         direction = np.zeros(60)
         direction[1 + seed] = 1.0
         odd = replace(drawn, moments=drawn.moments - 300.0 * np.outer(direction, direction))
@@ -267,24 +267,24 @@ def test_noise_below_zero_is_no_direction_without_spread():
 def test_a_hospital_whose_noise_drowns_its_records_counts_less():
     records, labels = made(300, 0)
     u = unit(0.2 * records.astype(np.float64))
-    clear, noisy = known(u, labels, noise=1.0), known(u[:30], labels[:30], noise=100.0)
-    both = Known.together([clear, noisy])
+    clear, noisy = sums_of(u, labels, noise=1.0), sums_of(u[:30], labels[:30], noise=100.0)
+    both = ClassSums.together([clear, noisy])
     assert 300 < both.records < 301
     assert both.feature_variance < 1.01 * clear.feature_variance
-    alike = Known.together([clear, clear])
+    alike = ClassSums.together([clear, clear])
     assert alike.records == 600
     np.testing.assert_allclose(alike.features, 2 * clear.features)
     with pytest.raises(InvalidValue, match="one shape"):
-        Known.together([clear, known(u[:, :3], labels)])
+        ClassSums.together([clear, sums_of(u[:, :3], labels)])
 
 
 def test_shares_are_positive_and_shrink_with_the_noise():
     records, labels = made(400, 0, shares=(0.9, 0.08, 0.02))
     u = unit(records.astype(np.float64))
-    exact = shares_of(known(u, labels))
+    exact = shares_of(sums_of(u, labels))
     np.testing.assert_allclose(exact, np.bincount(labels) / 400, atol=0.02)
     for seed in range(20):
-        drowned = shares_of(known(u, labels, noise=2000.0, seed=seed))
+        drowned = shares_of(sums_of(u, labels, noise=2000.0, seed=seed))
         assert drowned.min() > 0.0
         assert drowned.sum() == pytest.approx(1.0)
         np.testing.assert_allclose(drowned, 1 / 3, atol=0.15)

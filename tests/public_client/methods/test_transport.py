@@ -22,13 +22,13 @@ PUBLIC = torch.from_numpy(RNG.normal(size=(M, D)).astype(np.float32))
 
 @pytest.fixture
 def hospital():
-    told = mock_description(records=N, record_shape=(D,), epsilon=1e4, delta=1e-5)
+    description = mock_description(records=N, record_shape=(D,), epsilon=1e4, delta=1e-5)
 
     class Held(MockCurator):
         def take(self, indices):
             return OWN[indices]
 
-    return Hospital(Held(told, randomness=np.random.default_rng(1).bytes))
+    return Hospital(Held(description, randomness=np.random.default_rng(1).bytes))
 
 
 def identity():
@@ -48,11 +48,11 @@ def exact_distance():
 
 @pytest.mark.parametrize("solver", ["exact", "entropic"])
 def test_with_little_noise_and_many_directions_it_is_the_transport_of_the_records(hospital, solver):
-    found = hospital.transport(identity(), PUBLIC, Transport(directions=4000, solver=solver), epsilon=6e3)
-    assert found.distance == pytest.approx(exact_distance(), rel=0.1)
-    assert 5e3 < found.epsilon <= 6e3
-    np.testing.assert_allclose(np.asarray(found.plan.sum(axis=0)).ravel(), 1 / N, rtol=1e-4)
-    np.testing.assert_allclose(np.asarray(found.plan.sum(axis=1)).ravel(), 1 / M, rtol=1e-4)
+    transport = hospital.transport(identity(), PUBLIC, Transport(directions=4000, solver=solver), epsilon=6e3)
+    assert transport.distance == pytest.approx(exact_distance(), rel=0.1)
+    assert 5e3 < transport.epsilon <= 6e3
+    np.testing.assert_allclose(np.asarray(transport.plan.sum(axis=0)).ravel(), 1 / N, rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(transport.plan.sum(axis=1)).ravel(), 1 / M, rtol=1e-4)
     with pytest.raises(BudgetExhausted):
         hospital.transport(identity(), PUBLIC, epsilon=9e3)
 
@@ -86,10 +86,10 @@ def test_large_samples_are_matched_part_by_part():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"), [({"directions": 0}, "directions is 0"), ({"solver": "fast"}, "solver is 'fast'")]
+    ("settings", "message"), [({"directions": 0}, "directions is 0"), ({"solver": "fast"}, "solver is 'fast'")]
 )
-def test_settings_out_of_range_are_refused(settings, told):
-    with pytest.raises(InvalidValue, match=told):
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(InvalidValue, match=message):
         Transport(**settings)
 
 

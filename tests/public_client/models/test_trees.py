@@ -61,7 +61,7 @@ def table(*, gaps):
     return x, (score > 0).astype(int), np.digitize(score, [-0.7, 0.7])
 
 
-def told(**options):
+def ready(**options):
     """What is usual in front of a linear model or a network."""
     return make_column_transformer(
         (make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler()), NUMBERS),
@@ -87,11 +87,11 @@ WITH_GAPS = {
     "hist, codes as numbers": lambda: make_pipeline(codes(-1), Hist(max_iter=20)),
     "forest": lambda: RandomForestClassifier(20, max_leaf_nodes=70, random_state=0),
     "tree": lambda: DecisionTreeClassifier(random_state=0),
-    "imputed forest": lambda: make_pipeline(told(), RandomForestClassifier(10, max_leaf_nodes=30, random_state=0)),
-    "logistic": lambda: make_pipeline(told(), LogisticRegression()),
-    "logistic, rare": lambda: make_pipeline(told(min_frequency=90, drop="first"), LogisticRegression()),
-    "network": lambda: make_pipeline(told(), MLPClassifier((12, 8), max_iter=40, random_state=0)),
-    "network, tanh": lambda: make_pipeline(told(), MLPClassifier(5, activation="tanh", max_iter=40, random_state=0)),
+    "imputed forest": lambda: make_pipeline(ready(), RandomForestClassifier(10, max_leaf_nodes=30, random_state=0)),
+    "logistic": lambda: make_pipeline(ready(), LogisticRegression()),
+    "logistic, rare": lambda: make_pipeline(ready(min_frequency=90, drop="first"), LogisticRegression()),
+    "network": lambda: make_pipeline(ready(), MLPClassifier((12, 8), max_iter=40, random_state=0)),
+    "network, tanh": lambda: make_pipeline(ready(), MLPClassifier(5, activation="tanh", max_iter=40, random_state=0)),
 }
 COMPLETE = {
     "boosting": lambda: GradientBoostingClassifier(n_estimators=10),
@@ -208,7 +208,7 @@ def test_xgboost_that_stopped_early_gives_its_best_rounds():
     np.testing.assert_allclose(torch.softmax(scores, 1), estimator.predict_proba(x), atol=1e-5, rtol=0)
 
 
-def test_columns_are_found_by_name():
+def test_columns_are_matched_by_name():
     """A hospital's records stand in another order, and hold a column that the model does not read."""
     lightgbm = pytest.importorskip("lightgbm")
     x, y, _ = table(gaps=False)

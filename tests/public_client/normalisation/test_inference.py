@@ -73,10 +73,10 @@ def _dense(observed, t, k, r, w):
 def test_the_likelihood_is_that_of_the_whole_covariance(t, k, r):
     rng = np.random.default_rng(3)
     observed = _observed(_records(2000, EVEN, rng)[0] + 0.05, rng)
-    found = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, 0.0)
+    explanation = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, 0.0)
     evidence, move, _, _ = _dense(observed, t, k, r, 0.0)
-    assert found.evidence == pytest.approx(evidence, rel=1e-8)
-    np.testing.assert_allclose(found.move, move, atol=1e-9)
+    assert explanation.evidence == pytest.approx(evidence, rel=1e-8)
+    np.testing.assert_allclose(explanation.move, move, atol=1e-9)
 
 
 @pytest.mark.parametrize(("t", "k", "r", "w"), [(0.0, 1.0, 0.0, 0.3), (0.05, 1.0, 0.3, 0.8)])
@@ -85,29 +85,31 @@ def test_no_frequency_is_negative(t, k, r, w):
     rng = np.random.default_rng(4)
     shares = np.array([0.19] * 5 + [0.01] * 5)
     observed = _observed(_records(2000, shares, rng)[0], rng, noise=0.05)
-    found = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, w)
+    explanation = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, w)
     evidence, _, mean, covariance = _dense(observed, t, k, r, w)
     roots = np.sqrt(REFERENCE.shares)
     after = rng.multivariate_normal(mean, covariance, size=400_000)
     prior = rng.multivariate_normal(0.0 * roots, w**2 * (np.eye(CLASSES) - np.outer(roots, roots)), size=400_000)
     positive, prior_positive = ((draws > -roots).all(axis=1) for draws in (after, prior))
     expected = evidence + math.log(positive.mean() / prior_positive.mean())
-    assert found.evidence == pytest.approx(expected, abs=0.6)  # moment matching is near, not exact: of 39 nats
-    np.testing.assert_allclose(found.frequencies, REFERENCE.shares + roots * after[positive].mean(axis=0), atol=0.006)
+    assert explanation.evidence == pytest.approx(expected, abs=0.6)  # moment matching is near, not exact: of 39 nats
+    np.testing.assert_allclose(
+        explanation.frequencies, REFERENCE.shares + roots * after[positive].mean(axis=0), atol=0.006
+    )
 
 
 def test_what_the_clip_has_taken_of_a_move_is_given_back():
     move = 3.0 * np.random.default_rng(5).normal(size=D)
     near = Reference.of(*SOURCE, clip=1.0)
     rows = clipped((near.rows + move) * near.scale, near.radius) / near.scale
-    told = rows.mean(axis=0) - near.mean
-    error = [np.linalg.norm(found - move) / np.linalg.norm(move) for found in (told, near.undone(told))]
+    seen = rows.mean(axis=0) - near.mean
+    error = [np.linalg.norm(each - move) / np.linalg.norm(move) for each in (seen, near.undone(seen))]
     assert error[0] > 0.5
     assert error[1] < 0.25
     assert not near.undone(0.0 * move).any()
 
 
-def test_nothing_is_found_where_nothing_has_changed():
+def test_nothing_is_named_where_nothing_has_changed():
     """A Bayes factor of e^3 against the truth has probability e^-3 = 0.05 at most (Ville), and of e^30 none.
 
     Of 40 releases two may be misnamed, then, and seven are in one of a thousand runs; the seeds of these are fixed.
@@ -117,41 +119,41 @@ def test_nothing_is_found_where_nothing_has_changed():
     for seed in range(40):
         rng = np.random.default_rng(100 + seed)
         observed = _observed(_records(2000, EVEN, rng)[0], rng, noise=10.0 ** rng.uniform(-3, 0))
-        found = _verdict(observed)
-        assert not found.clear
-        assert np.linalg.norm(found.move) < np.linalg.norm(observed.moved)
-        misnamed += found.outcome not in (AS_IT_IS, UNDECIDED)
+        verdict = _verdict(observed)
+        assert not verdict.clear
+        assert np.linalg.norm(verdict.move) < np.linalg.norm(observed.moved)
+        misnamed += verdict.outcome not in (AS_IT_IS, UNDECIDED)
     assert misnamed <= 6
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0])
-def test_planted_moves_are_found_within_noise(size):
+def test_planted_moves_are_estimated_within_noise(size):
     """The posterior mean's error is at most the release's own: chance and noise, 6 deviations of a chi law (1e-8)."""
     rng = np.random.default_rng(7)
     move = size * rng.normal(size=D)
     records = _records(2000, EVEN, rng)[0]
     observed = _observed(records + move, rng)
-    found = _verdict(observed)
-    assert found.outcome in (CHANNELS, BOTH)
-    told = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    verdict = _verdict(observed)
+    assert verdict.outcome in (CHANNELS, BOTH)
+    estimate = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
     covariance = REFERENCE.along @ REFERENCE.along.T + np.diag(REFERENCE.own)
     chance = math.sqrt(np.trace(covariance) * (1 / 2000 + 1 / 8000) + D * 0.01**2)
     clip = np.linalg.norm(
         clipped(records + move - REFERENCE.center, REFERENCE.radius).mean(axis=0) - REFERENCE.mean - move
     )
-    assert np.linalg.norm(told - move) < 2.0 * chance + clip
+    assert np.linalg.norm(estimate - move) < 2.0 * chance + clip
 
 
-def test_planted_frequencies_are_found_and_nothing_is_called_moved():
+def test_planted_frequencies_are_estimated_and_nothing_is_called_moved():
     rng = np.random.default_rng(8)
     shares = np.array([0.2] * 5 + [0.0] * 5)
-    found = _verdict(_observed(_records(2000, shares, rng)[0], rng))
-    assert found.outcome == FREQUENCIES
-    assert found.frequencies is not None
-    assert np.all(found.frequencies > 0.0)
-    assert found.frequencies.sum() == pytest.approx(1.0)
+    verdict = _verdict(_observed(_records(2000, shares, rng)[0], rng))
+    assert verdict.outcome == FREQUENCIES
+    assert verdict.frequencies is not None
+    assert np.all(verdict.frequencies > 0.0)
+    assert verdict.frequencies.sum() == pytest.approx(1.0)
     # 7 deviations of a share of 0.2 among 2,000 (1e-11), beside the noise's part.
-    np.testing.assert_allclose(found.frequencies, shares, atol=7 * math.sqrt(0.2 * 0.8 / 2000))
+    np.testing.assert_allclose(verdict.frequencies, shares, atol=7 * math.sqrt(0.2 * 0.8 / 2000))
 
 
 def test_frequencies_are_no_move_of_channels_where_both_have_changed():
@@ -159,10 +161,10 @@ def test_frequencies_are_no_move_of_channels_where_both_have_changed():
     shares = np.array([0.2] * 5 + [0.0] * 5)
     move = np.where(np.arange(D) % 7 == 0, 0.5, 0.0)
     observed = _observed(_records(4000, shares, rng)[0] + move, rng, noise=0.003)
-    found = _verdict(observed)
-    assert found.channels
+    verdict = _verdict(observed)
+    assert verdict.channels
     without = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
-    beside = inference.moved(observed, REFERENCE, DEVIATIONS, found.evidence)
+    beside = inference.moved(observed, REFERENCE, DEVIATIONS, verdict.evidence)
     assert np.linalg.norm(beside - move) < 0.7 * np.linalg.norm(without - move)
 
 
@@ -171,10 +173,10 @@ def test_a_release_that_is_mostly_noise_decides_nothing_and_hardly_moves():
     rng = np.random.default_rng(10)
     for noise in (1.0, 10.0):
         observed = _observed(_records(300, EVEN, rng)[0] + 0.1, rng, noise=noise)
-        found = _verdict(observed)
-        assert found.outcome in (AS_IT_IS, UNDECIDED)
-        assert np.linalg.norm(found.move) < 0.2 * np.linalg.norm(observed.moved)
-        assert "kept" not in str(found)  # whoever shows it says so, once
+        verdict = _verdict(observed)
+        assert verdict.outcome in (AS_IT_IS, UNDECIDED)
+        assert np.linalg.norm(verdict.move) < 0.2 * np.linalg.norm(observed.moved)
+        assert "kept" not in str(verdict)  # whoever shows it says so, once
 
 
 def test_weak_layers_are_hardly_moved():

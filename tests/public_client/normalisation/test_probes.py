@@ -83,7 +83,7 @@ def _made(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_layers_are_found_in_order_and_still_probes_change_nothing(name):
+def test_layers_are_listed_in_order_and_still_probes_change_nothing(name):
     model, records, paths = _made(name)
     places = find_places(model, records)
     assert [place.path for place in places] == paths
@@ -126,8 +126,8 @@ def test_the_travelling_graph_computes_the_same_statistics_under_moved_values(na
     names = [name for name in probed.adapted_names() if name in graph.parameter_shapes]
     with torch.no_grad():
         expected = probed(records)
-    told = travelling.features(records, {name: values[name] for name in names})
-    torch.testing.assert_close(told, expected, atol=1e-3, rtol=1e-3)
+    computed = travelling.features(records, {name: values[name] for name in names})
+    torch.testing.assert_close(computed, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_an_offset_and_a_scale_of_channels_are_undone():

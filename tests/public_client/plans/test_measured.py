@@ -36,11 +36,11 @@ def plan(shape, records, method=None, **wishes):
 
 def of_digits(task, method, epsilon=None):
     """Five seeds of the settings that were run for all of them."""
-    found = [r for r in read(digits.RESULTS) if (r["task"], r["method"], r.get("epsilon")) == (task, method, epsilon)]
+    runs = [r for r in read(digits.RESULTS) if (r["task"], r["method"], r.get("epsilon")) == (task, method, epsilon)]
     if method == "rows":
-        found = [run for run in found if run["settings"].get("alignment_weight") == 10.0]
-    assert sorted(run["seed"] for run in found) == [0, 1, 2, 3, 4]
-    return [run["accuracy"] for run in found]
+        runs = [run for run in runs if run["settings"].get("alignment_weight") == 10.0]
+    assert sorted(run["seed"] for run in runs) == [0, 1, 2, 3, 4]
+    return [run["accuracy"] for run in runs]
 
 
 def rounded(values):
@@ -65,8 +65,8 @@ def test_the_figures_of_a_small_hospital_are_those_on_file(measured):
         measured.before,
         measured.without,
     )
-    found = [run["accuracy"] for run in runs if run["epsilon"] == measured.epsilon]
-    assert rounded(found) == (measured.after, measured.deviation)
+    runs_on_file = [run["accuracy"] for run in runs if run["epsilon"] == measured.epsilon]
+    assert rounded(runs_on_file) == (measured.after, measured.deviation)
 
 
 @pytest.mark.parametrize("measured", [m for m in MEASURED if m.page.endswith("labelled.md")], ids=str)
@@ -92,8 +92,8 @@ def test_the_figures_of_labelled_sources_are_those_on_file(measured):
     names = [name for name in ("USPS", "MNIST", "caltech10", "dslr", "webcam") if name in targets]
     runs = [run for run in read(labelled_sources.RESULTS) if run["pair"] in [f"{source} -> {name}" for name in names]]
     before, after = (
-        [run["accuracy"] for run in runs if (run["method"], run["epsilon"]) == wanted]
-        for wanted in (("source only", None), ("DPDA", measured.epsilon))
+        [run["accuracy"] for run in runs if (run["method"], run["epsilon"]) == approach]
+        for approach in (("source only", None), ("DPDA", measured.epsilon))
     )
     assert len(before) == len(after) == 5 * len(names)
     assert {run["records"] for run in runs} == {measured.records}

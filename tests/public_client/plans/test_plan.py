@@ -39,10 +39,10 @@ def planned(method, **wishes):
     size = {"feature_dimension": 1, "gradient_parameters": 29} if isinstance(method, DpDann) else MODEL
     if isinstance(method, Replay | Statistics):
         size = MODEL | {"gradient_parameters": 0}
-    told = HOSPITAL
+    hospital = HOSPITAL
     if method.mechanism.needs_labels:
-        told = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(ALL_MECHANISMS))
-    return make_plan(told, method, **{"epsilon": 1.0} | wishes).for_model(**size)
+        hospital = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(ALL_MECHANISMS))
+    return make_plan(hospital, method, **{"epsilon": 1.0} | wishes).for_model(**size)
 
 
 @settings(max_examples=tried(6))
@@ -254,7 +254,7 @@ def test_a_setting_that_a_method_does_not_have_is_no_argument_of_it():
         Replay(clip=2.0)
 
 
-def test_noise_before_the_model_is_known_is_refused():
+def test_noise_without_the_model_is_refused():
     plan = make_plan(HOSPITAL, Adapter(), epsilon=1.0)
     for ask in (plan.price, plan.declared, plan.event):
         with pytest.raises(InvalidValue, match="call for_model first"):

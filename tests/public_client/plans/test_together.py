@@ -19,10 +19,10 @@ from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 
 def plans(budget: float, epsilon: float, evaluation: float, method: Method) -> tuple[Plan, Plan, Together]:
-    told = mock_description(records=898, record_shape=(1, 8, 8), epsilon=budget, delta=1e-5, classes=10)
-    run, compared = make_plan(told, method, epsilon=epsilon), make_plan(told, Compare(), epsilon=evaluation)
+    hospital = mock_description(records=898, record_shape=(1, 8, 8), epsilon=budget, delta=1e-5, classes=10)
+    run, compared = make_plan(hospital, method, epsilon=epsilon), make_plan(hospital, Compare(), epsilon=evaluation)
     compared = compared.for_model(feature_dimension=30, gradient_parameters=0)
-    return run, compared, foreseen(told, run, compared)
+    return run, compared, foreseen(hospital, run, compared)
 
 
 @pytest.mark.parametrize("budget", [1.1, 2.0, 9.0])
@@ -38,14 +38,14 @@ def test_an_unused_budget_is_foreseen_as_the_ledger_counts(budget: float) -> Non
     spent = own.admit(own.admit(own.zero(), own.price(sized.event())), own.price(compared.event()))
     assert together.epsilon == pytest.approx(own.epsilon(spent), rel=0.01)
     assert together.fits
-    assert "together: epsilon 1.0" in together.told(run, compared)
+    assert "together: epsilon 1.0" in together.summary(run, compared)
 
 
 def test_a_run_that_fills_the_budget_leaves_no_room() -> None:
     run, compared, together = plans(9.0, 8.99, 0.5, Replay())
     assert run.fits
     assert together.fits is False
-    assert "does NOT fit" in together.told(run, compared)
+    assert "does NOT fit" in together.summary(run, compared)
     with pytest.raises(PrivacyError, match=r"no room for a run of epsilon 8\.99.* an evaluation of 0\.5"):
         together.require("here", run, compared)
 

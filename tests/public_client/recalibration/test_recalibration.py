@@ -29,12 +29,12 @@ def world(classes, count, seed, *, truth=None):
     return np.concatenate([basis[:, 1:], scores], axis=1), labels
 
 
-def found(classes, count, truth, *, seed=0, steps=4, sigma=SIGMA):
+def run(classes, count, truth, *, seed=0, steps=4, sigma=SIGMA):
     """The posterior after some steps, and how the log-loss of fresh records falls by it."""
-    public, known = world(classes, 2000, 77)
+    public, kinds = world(classes, 2000, 77)
     columns = public.shape[1] - classes + 1
     basis = np.concatenate([np.ones((2000, 1)), public[:, : columns - 1]], axis=1)
-    shares = np.bincount(known, minlength=classes) / 2000
+    shares = np.bincount(kinds, minlength=classes) / 2000
     scale = np.array([1.5] + [1.5] * (classes - 1) + [0.75, 0.75])
     likelihood = Recalibration(Public(public[:, -classes:], basis, shares), scale=scale, slopes=True, records=count)
     outputs, labels = world(classes, count, seed + 1, truth=truth)
@@ -48,8 +48,8 @@ def found(classes, count, truth, *, seed=0, steps=4, sigma=SIGMA):
         whole[rows, places] = noised / np.where(rows == places, 1.0, np.sqrt(2.0))
         whole += np.triu(whole, 1).T
         counts = np.bincount(labels, minlength=classes) + sigma * rng.normal(size=classes)
-        told = np.sqrt(2.0) * (gradient + sigma * rng.normal(size=gradient.shape))
-        drawn.append(Released(at, counts, told, whole, (sigma, np.sqrt(2.0) * sigma, sigma)))
+        gradients = np.sqrt(2.0) * (gradient + sigma * rng.normal(size=gradient.shape))
+        drawn.append(Released(at, counts, gradients, whole, (sigma, np.sqrt(2.0) * sigma, sigma)))
         posterior = likelihood.posterior(drawn)
         at = posterior.mean
     return posterior, fall(classes, truth, posterior.mean)
@@ -75,9 +75,9 @@ def planted(classes, *, bias=0.0, slope=0.0, head=0.0):
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_biases_that_moved_are_found_and_nothing_else(classes):
+def test_biases_that_moved_are_seen_and_nothing_else(classes):
     truth = planted(classes, bias=1.0)
-    posterior, gained = found(classes, 5000, truth)
+    posterior, gained = run(classes, 5000, truth)
     verdict = Verdict.of(posterior)
     assert posterior.moved["biases"] > 0.99
     assert posterior.moved["head"] < 0.8
@@ -89,9 +89,9 @@ def test_biases_that_moved_are_found_and_nothing_else(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_a_slope_and_a_head_that_moved_are_found(classes):
+def test_a_slope_and_a_head_that_moved_are_seen(classes):
     truth = planted(classes, slope=-0.6, head=0.5)
-    posterior, gained = found(classes, 10_000, truth)
+    posterior, gained = run(classes, 10_000, truth)
     assert posterior.moved["slopes"] > 0.9
     assert posterior.moved["head"] > 0.9
     assert gained > 0.7 * fall(classes, truth, truth)
@@ -99,17 +99,17 @@ def test_a_slope_and_a_head_that_moved_are_found(classes):
 
 
 @pytest.mark.parametrize(("classes", "count"), [(2, 20), (2, 5000), (5, 300), (5, 5000)])
-def test_where_nothing_moved_most_models_are_kept_and_the_others_do_no_harm(classes, count):
+def test_where_nothing_moved_most_models_stay_and_the_others_do_no_harm(classes, count):
     """Seeds are fixed, so that nothing is left to chance; tiny hospitals among them."""
-    truth, gains, kept = planted(classes), [], 0
+    truth, gains, unchanged = planted(classes), [], 0
     for seed in range(6):
-        posterior, _ = found(classes, count, truth, seed=seed)
+        posterior, _ = run(classes, count, truth, seed=seed)
         verdict = Verdict.of(posterior)
         gains.append(fall(classes, truth, verdict.share * posterior.mean))
-        kept += verdict.moved == "kept"
+        unchanged += verdict.moved == "kept"
         assert verdict.sentence().startswith("the hospital's labels") == (verdict.moved == "kept")
         assert (verdict.share == 0.0) == (verdict.moved == "kept")
-    assert kept >= 3
+    assert unchanged >= 3
     assert np.mean(gains) > -TOLERATED
     assert min(gains) > -0.02
 
@@ -117,7 +117,7 @@ def test_where_nothing_moved_most_models_are_kept_and_the_others_do_no_harm(clas
 def test_hardly_any_information_moves_nothing_far():
     """Fifty records beside noise of three hundred: what is delivered is not worse than is tolerated."""
     for seed in range(6):
-        posterior, _ = found(2, 50, planted(2, bias=0.3), seed=seed, sigma=300.0)
+        posterior, _ = run(2, 50, planted(2, bias=0.3), seed=seed, sigma=300.0)
         verdict = Verdict.of(posterior)
         assert fall(2, planted(2, bias=0.3), verdict.share * posterior.mean) > -4.0 * TOLERATED
 

@@ -35,15 +35,15 @@ def free(target: torch.Tensor, *, epsilon: float, seed: int = 0) -> tuple[Freque
 
 
 @pytest.mark.long
-def test_frequencies_are_found_absent_classes_too():
+def test_frequencies_are_estimated_absent_classes_too():
     target = mixture(3000, [0.6, 0.3, 0.1, 0.0], 1)
-    found, before = free(target.images, epsilon=2.0)
+    after, before = free(target.images, epsilon=2.0)
     truth = torch.bincount(target.labels, minlength=CLASSES) / len(target)
-    assert float((found.frequencies - truth).abs().max()) < 0.02
-    assert float(found.frequencies[3]) < 0.01
-    torch.testing.assert_close(found.weights, found.frequencies / found.before)
-    assert found.log_evidence > before.log_evidence + 100.0
-    assert before.misfit > 50.0 > found.misfit
+    assert float((after.frequencies - truth).abs().max()) < 0.02
+    assert float(after.frequencies[3]) < 0.01
+    torch.testing.assert_close(after.weights, after.frequencies / after.before)
+    assert after.log_evidence > before.log_evidence + 100.0
+    assert before.misfit > 50.0 > after.misfit
 
 
 @pytest.mark.long
@@ -55,20 +55,20 @@ def test_deviations_are_those_of_the_errors():
     squares = []
     for seed in range(3):
         target = mixture(1500, [0.4, 0.2, 0.1, 0.3], 10 + seed)
-        found, _ = free(target.images, epsilon=1.0, seed=seed)
+        after, _ = free(target.images, epsilon=1.0, seed=seed)
         truth = torch.bincount(target.labels, minlength=CLASSES) / len(target)
-        squares.append(((found.frequencies - truth) / found.deviations).square())
+        squares.append(((after.frequencies - truth) / after.deviations).square())
     assert 0.018 < float(torch.cat(squares).mean()) < 5.4
 
 
 @pytest.mark.long
 def test_no_shift_is_no_evidence():
     """600 squared residuals of independent noise: a mean outside [0.7, 1.35] has a chance below 1e-6."""
-    found, before = free(mixture(3000, [0.25, 0.25, 0.25, 0.25], 2).images, epsilon=0.5)
+    after, before = free(mixture(3000, [0.25, 0.25, 0.25, 0.25], 2).images, epsilon=0.5)
     assert 0.7 < before.chi_square < 1.35
-    assert found.log_evidence - before.log_evidence < 9.0
-    assert found.misfit < 11.3
-    assert found.at_most < 0.0125
+    assert after.log_evidence - before.log_evidence < 9.0
+    assert after.misfit < 11.3
+    assert after.at_most < 0.0125
 
 
 @pytest.mark.long
@@ -78,41 +78,41 @@ def test_chance_in_the_records_is_no_evidence_where_it_exceeds_the_noise():
     A mean square above 6 over 36 independent axes has a chance below 1e-6.
     """
     target = mixture(3000, [0.25, 0.25, 0.25, 0.25], 2).images
-    found, before = free(target, epsilon=50.0)
+    after, before = free(target, epsilon=50.0)
     residuals = release(target, epsilon=50.0)
     assert float(residuals.of_all(SOURCE.images, torch.ones(len(SOURCE))).square().mean()) > 20.0
     assert before.chi_square < 6.0
-    assert found.at_most < 0.0125
-    assert float((found.frequencies - found.before).abs().max()) < 0.03
+    assert after.at_most < 0.0125
+    assert float((after.frequencies - after.before).abs().max()) < 0.03
 
 
 @pytest.mark.long
 def test_what_no_frequencies_explain_is_seen():
     moved = mixture(3000, [0.25, 0.25, 0.25, 0.25], 3).images * 1.4
-    found, _ = free(moved, epsilon=1.0)
-    assert found.misfit > 100.0
-    assert found.unexplained > 0.02
+    after, _ = free(moved, epsilon=1.0)
+    assert after.misfit > 100.0
+    assert after.unexplained > 0.02
 
 
 def test_little_epsilon_certifies_nothing():
-    found, before = free(mixture(200, [0.7, 0.3, 0.0, 0.0], 4).images, epsilon=0.1)
-    assert found.at_most > 0.05
-    assert found.log_evidence - before.log_evidence < 9.0
+    after, before = free(mixture(200, [0.7, 0.3, 0.0, 0.0], 4).images, epsilon=0.1)
+    assert after.at_most > 0.05
+    assert after.log_evidence - before.log_evidence < 9.0
 
 
 def test_a_class_that_the_source_lacks_stays_absent():
     few = SOURCE.labels != 2
     residuals = release(mixture(1000, [0.5, 0.3, 0.0, 0.2], 5).images, epsilon=2.0)
-    found = FrequencyModel(SOURCE.images[few], SOURCE.labels[few], residuals, CLASSES).free()
-    assert float(found.frequencies[2]) == 0.0
-    assert float(found.weights[2]) == 1.0
-    assert float(found.frequencies.sum()) == pytest.approx(1.0)
+    after = FrequencyModel(SOURCE.images[few], SOURCE.labels[few], residuals, CLASSES).free()
+    assert float(after.frequencies[2]) == 0.0
+    assert float(after.weights[2]) == 1.0
+    assert float(after.frequencies.sum()) == pytest.approx(1.0)
 
 
-def test_a_misfit_is_found_behind_combinations_that_are_known_much_better():
+def test_a_misfit_is_seen_behind_combinations_that_are_much_more_certain():
     """The likelihood of v has a peak at 0 for the values of the first two, and a higher one for the other eight."""
-    known = torch.tensor([1e6] * 2 + [1.0] * 8, dtype=torch.float64)
-    noise = Noise(torch.eye(10, dtype=torch.float64), torch.diag(known))
+    precision = torch.tensor([1e6] * 2 + [1.0] * 8, dtype=torch.float64)
+    noise = Noise(torch.eye(10, dtype=torch.float64), torch.diag(precision))
     left = torch.tensor([0.1] * 2 + [12.0] * 8, dtype=torch.float64)
     v = noise.most_probable(left)
     assert float(noise.log_likelihood(left, v)) > float(noise.log_likelihood(left, 0.0)) + 100.0

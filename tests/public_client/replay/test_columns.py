@@ -57,7 +57,7 @@ def model():
     return extractor.eval(), classifier.eval()
 
 
-def found(extractor: nn.Module, target: torch.Tensor, *, seed: int = 0) -> Fitted:
+def fit_view(extractor: nn.Module, target: torch.Tensor, *, seed: int = 0) -> Fitted:
     with torch.no_grad():
         features, seen = extractor(SOURCE.images), extractor(target)
     residuals = released(seen, features, epsilon=1.0, delta=1e-5, seed=bytes([seed, *range(31)]))
@@ -114,8 +114,8 @@ def test_a_hospital_in_other_units_is_understood_end_to_end(model):
 def test_other_patients_in_the_same_units_are_no_units(model, tries):
     """More than the noise must be left before any view is looked for: a false alarm has a chance below 1e-6."""
     for seed in range(tries):
-        assert found(model[0], table(900, 10 + seed).images, seed=seed).outcome == "kept"
-        rarer = found(model[0], table(900, 50 + seed, (1.0, 0.3, 0.0)).images, seed=seed)
+        assert fit_view(model[0], table(900, 10 + seed).images, seed=seed).outcome == "kept"
+        rarer = fit_view(model[0], table(900, 50 + seed, (1.0, 0.3, 0.0)).images, seed=seed)
         assert rarer.outcome == "priors corrected", rarer.reason
 
 

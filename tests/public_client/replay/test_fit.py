@@ -107,7 +107,7 @@ def test_much_noise_leaves_the_view_at_the_identity():
 
 
 @pytest.mark.long
-def test_a_large_turn_is_found_from_many_starts():
+def test_many_starts_lead_to_a_large_turn():
     """From the identity alone the fit ends in a shear: the reason for the candidates."""
     generator = torch.Generator().manual_seed(0)
     images = torch.full((400, 1, 12, 12), -1.0)
@@ -229,16 +229,16 @@ def test_widths_follow_what_the_release_shows():
     torch.testing.assert_close(seen.std(dim=0), records.std(dim=0), rtol=0.1, atol=0.0)
 
 
-def test_widths_of_a_linear_gaussian_model_are_the_known_ones():
+def test_widths_of_a_linear_gaussian_model_are_the_true_ones():
     """r(t) = J t - J t0 with t0 of deviation 2 in one group and 0 in the other; 30 + 30 parameters, unit noise."""
     generator = torch.Generator().manual_seed(1)
     J = torch.randn(500, 60, generator=generator)
     truth = torch.cat((2.0 * torch.randn(30, generator=generator), torch.zeros(30)))
     noise = torch.randn(500, generator=generator)
-    found = LinearModel.at_identity(lambda t: J @ (t - truth) + noise, (30, 30), J).widths()
-    assert found.factors[0] == pytest.approx(2.0, rel=0.35)
-    assert found.factors[1] < 0.1
-    assert found.variance == pytest.approx(1.0, rel=0.25)
+    widths = LinearModel.at_identity(lambda t: J @ (t - truth) + noise, (30, 30), J).widths()
+    assert widths.factors[0] == pytest.approx(2.0, rel=0.35)
+    assert widths.factors[1] < 0.1
+    assert widths.variance == pytest.approx(1.0, rel=0.25)
 
 
 def test_what_changes_least_is_fitted_beside_the_best_starts(monkeypatch):
@@ -257,7 +257,7 @@ def test_what_changes_least_is_fitted_beside_the_best_starts(monkeypatch):
     begun: list[Any] = []
     monkeypatch.setattr(replay, "_HOPELESS", math.inf)
     monkeypatch.setattr(replay, "_fit_all", noted)
-    monkeypatch.setattr(replay, "_ROUNDS", tuple(replay._Round(kept, 2, 1.0) for kept in (8, 8, 3, 2)))
+    monkeypatch.setattr(replay, "_ROUNDS", tuple(replay._Round(survivors, 2, 1.0) for survivors in (8, 8, 3, 2)))
     fits = replay.Posterior.square
 
     def worst(self: Any, view: Any, *arguments: Any) -> float:

@@ -12,14 +12,14 @@ from dpswd.public_client.replay.frequency_posterior import RARER, STRENGTHS, Lin
 SOURCE = torch.tensor([0.7, 0.3], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("known", "at"), [(2.0, 0.5), (20.0, 0.95), (300.0, 1.02)])
-def test_draws_have_the_moments_of_the_posterior(known, at):
+@pytest.mark.parametrize(("slope", "at"), [(2.0, 0.5), (20.0, 0.95), (300.0, 1.02)])
+def test_draws_have_the_moments_of_the_posterior(slope, at):
     """One value that says at +- 1 / known of the first class's frequency, also that it is more than all.
 
     Strengths and rare classes are summed over. About 30 independent values of a mean in each of hundreds of chains: a
     tenth of a deviation is more than ten standard errors; and the seed is fixed.
     """
-    left, slopes = known * torch.tensor([at - 0.6]).double(), known * torch.tensor([[1.0, 0.0]]).double()
+    left, slopes = slope * torch.tensor([at - 0.6]).double(), slope * torch.tensor([[1.0, 0.0]]).double()
     w0 = torch.tensor([0.6, 0.4], dtype=torch.float64)
     drawn = LinearPosterior(left, slopes, w0, SOURCE).draws()
     torch.testing.assert_close(drawn.sum(dim=1), torch.ones(len(drawn)).double())
@@ -40,7 +40,7 @@ def test_draws_have_the_moments_of_the_posterior(known, at):
             for one in STRENGTHS
         ]
     )
-    weights = torch.softmax(torch.logsumexp(log_prior, dim=0) - 0.5 * (known * (at - logs[:, 0].exp())).square(), dim=0)
+    weights = torch.softmax(torch.logsumexp(log_prior, dim=0) - 0.5 * (slope * (at - logs[:, 0].exp())).square(), dim=0)
     first = logs[:, 0].exp()
     mean = float(weights @ first)
     deviation = float(weights @ (first - mean).square()) ** 0.5
@@ -72,8 +72,8 @@ def test_absent_classes_are_decided_as_absent_where_the_others_keep_their_propor
     """
     source = torch.full((4,), 0.25, dtype=torch.float64)
 
-    def draws(true: list[float], known: float) -> torch.Tensor:
-        pairs = torch.tensor([[200.0, 200.0, 0.0, 0.0], [known, -known, 0.0, 0.0], [0.0, 0.0, known, -known]]).double()
+    def draws(true: list[float], slope: float) -> torch.Tensor:
+        pairs = torch.tensor([[200.0, 200.0, 0.0, 0.0], [slope, -slope, 0.0, 0.0], [0.0, 0.0, slope, -slope]]).double()
         return LinearPosterior(pairs @ (torch.tensor(true).double() - source), pairs, source, source).draws()
 
     assert float(draws([0.5, 0.0, 0.5, 0.0], 10.0)[:, 1].mean()) < 0.02
@@ -88,10 +88,10 @@ def test_many_classes_are_searched_along_one_order(absent):
 
     Not every number of absent classes is tried at first: 10 is, 7 is found between 6 and 8.
     """
-    known, source = 100.0 * torch.eye(20).double(), torch.full((20,), 0.05, dtype=torch.float64)
+    slopes, source = 100.0 * torch.eye(20).double(), torch.full((20,), 0.05, dtype=torch.float64)
     true = torch.tensor([0.0] * absent + [1.0 / (20 - absent)] * (20 - absent)).double()
     noise = torch.randn(20, generator=torch.Generator().manual_seed(0)).double()
-    drawn = LinearPosterior(known @ (true - source) + noise, known, source, source).draws()
+    drawn = LinearPosterior(slopes @ (true - source) + noise, slopes, source, source).draws()
     assert float((drawn.mean(dim=0) - true).abs().max()) < 0.005
 
 

@@ -61,7 +61,7 @@ def residuals_of(target: torch.Tensor, epsilon: float) -> Residuals:
     return released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes(32))
 
 
-def found(residuals: Residuals, view: LowRankView | None = None) -> Fitted:
+def fit_view(residuals: Residuals, view: LowRankView | None = None) -> Fitted:
     generator = torch.Generator().manual_seed(0)
     with reporting("", fit.VIEW_STEPS, shown=False) as bar:
         return fit.find_view(
@@ -139,7 +139,7 @@ def test_the_price_of_parameters_is_that_of_the_marginal_likelihood():
 def test_a_shift_along_few_directions_is_understood_and_followed(classifier, monkeypatch, shift, shapes):
     monkeypatch.setattr(low_rank, "SHAPES", shapes)  # each costs a second
     target = shift(vectors(1500, 1))
-    fitted = found(residuals_of(target.images, 3.0))
+    fitted = fit_view(residuals_of(target.images, 3.0))
     assert isinstance(fitted.view, LowRankView), fitted.reason
     assert "features that moved along few directions (a map of rank" in fitted.reason
     model = given(classifier, fitted)
@@ -149,19 +149,19 @@ def test_a_shift_along_few_directions_is_understood_and_followed(classifier, mon
     assert after > before + 1.5
 
 
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_features_of_few_dimensions_have_maps_of_no_higher_rank(kept):
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_features_of_few_dimensions_have_maps_of_no_higher_rank(ranks):
     """Also where the others are constant."""
     images = SOURCE.images.clone()
-    images[:, kept:] = 0.25
+    images[:, ranks:] = 0.25
     target = images.clone()
-    target[:, :kept] = 1.5 * images[:, :kept] + 0.3
+    target[:, :ranks] = 1.5 * images[:, :ranks] + 0.3
     residuals = released(target, images, epsilon=8.0, delta=1e-5, seed=bytes(32))
     view = low_rank_view(images)
-    assert len(view.move) == kept
+    assert len(view.move) == ranks
     for one in (view, low_rank.find_low_rank(view, images[:400], SOURCE.labels[:400], residuals, Ranks())):
         assert one(nn.Identity(), images[:5]).isfinite().all()
-        assert max(one.out.shape[1], one.grain.shape[1]) <= kept
+        assert max(one.out.shape[1], one.grain.shape[1]) <= ranks
 
 
 @pytest.mark.long
@@ -171,9 +171,9 @@ def test_a_release_without_a_shift_makes_no_map_a_million_times_more_probable():
     residuals = residuals_of(vectors(400, 5).images, 1.0)
     source = Labelled(SOURCE.images[:500], SOURCE.labels[:500])
     posterior = Posterior(nn.Identity(), source, residuals, torch.Generator().manual_seed(0), Ranks())
-    found = low_rank.find_low_rank(identity, source.images, source.labels, residuals, Ranks())
-    gained = posterior.evidence(found).log_evidence - posterior.evidence(identity).log_evidence
-    assert found.grain.shape[1] or found.out.shape[1]
+    view = low_rank.find_low_rank(identity, source.images, source.labels, residuals, Ranks())
+    gained = posterior.evidence(view).log_evidence - posterior.evidence(identity).log_evidence
+    assert view.grain.shape[1] or view.out.shape[1]
     assert gained < CONVINCED
 
 
@@ -182,14 +182,14 @@ def test_a_release_without_a_shift_makes_no_map_a_million_times_more_probable():
 def test_fewer_classes_are_no_map(tries):
     for seed in range(tries):
         data = vectors(2000, 10 + seed)
-        half = found(residuals_of(data.images[data.labels < 2], 3.0))
+        half = fit_view(residuals_of(data.images[data.labels < 2], 3.0))
         assert half.outcome == "priors corrected", half.reason
 
 
 def test_a_release_without_a_shift_leaves_a_view_that_was_asked_for_at_the_identity():
     """More than the noise must be left before any view is looked for: a false alarm has a chance below 1e-6."""
     view = low_rank_view(SOURCE.images)
-    fitted = found(residuals_of(vectors(400, 5).images, 1.0), view)
+    fitted = fit_view(residuals_of(vectors(400, 5).images, 1.0), view)
     moved = fitted.view(nn.Identity(), SOURCE.images) - SOURCE.images
     assert fitted.outcome == "kept"
     assert float(moved.detach().abs().max()) == 0.0

@@ -40,7 +40,7 @@ class FlagsThrice(nn.Module):
         return torch.cat((x[:, :COLUMNS], 3.0 * x[:, COLUMNS:]), dim=1)
 
 
-def found(
+def fit_view(
     target: torch.Tensor, source: Labelled, *, epsilon: float, seed: int = 0, view: TableView | None = None
 ) -> Fitted:
     extractor = FlagsThrice()
@@ -75,11 +75,11 @@ def source_classifier(source: Labelled) -> nn.Linear:
 
 @pytest.mark.long
 @pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
-def test_gaps_are_found_where_patients_differ_as_well(together):
+def test_gaps_are_seen_where_patients_differ_as_well(together):
     source, target = table(500, 0), table(400, 1).images[:, :COLUMNS] + torch.tensor([0.3, -0.2, 0.0, 0.0, 0.0])
     uniforms = torch.rand(400, 1 if together else COLUMNS, generator=torch.Generator().manual_seed(2))
     missing = uniforms < torch.tensor([0.0, 0.0, 0.0, 0.5, 1.0])
-    result = found(with_flags(torch.where(missing, 0.0, target), missing), source, epsilon=1.0)
+    result = fit_view(with_flags(torch.where(missing, 0.0, target), missing), source, epsilon=1.0)
     view = result.view
     assert isinstance(view, TableView)
     assert result.convinced
@@ -96,7 +96,7 @@ def test_other_patients_alone_are_no_gaps_and_change_nothing(targets):
     for seed in range(targets):
         generator = torch.Generator().manual_seed(seed)
         shift = torch.cat((0.3 * torch.randn(COLUMNS, generator=generator), torch.zeros(COLUMNS)))
-        result = found(table(300, 10 + seed).images + shift, source, epsilon=1.0, seed=seed)
+        result = fit_view(table(300, 10 + seed).images + shift, source, epsilon=1.0, seed=seed)
         assert not result.convinced, seed
         assert isinstance(result.view, TableView)
         assert float(result.view.rates.sum()) == 0.0
@@ -143,7 +143,7 @@ def test_what_fills_a_gap_is_one_number_for_each_column(fill):
 def test_records_without_flags_are_refused():
     source = table(50, 0)
     with pytest.raises(InvalidValue, match="values and then flags of gaps"):
-        found(source.images, source, epsilon=1.0, view=TableView(torch.zeros(3)))
+        fit_view(source.images, source, epsilon=1.0, view=TableView(torch.zeros(3)))
 
 
 def test_several_sites_keep_scores_if_all_do():
@@ -174,7 +174,7 @@ def _normal(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 6, generator=generator), torch.randint(2, (count,), generator=generator)
 
 
-def test_the_mode_of_a_linear_model_is_the_known_one():
+def test_the_mode_of_a_linear_model_is_the_true_one():
     """Ridge regression: with one group of width a and variance v the mode solves (J^T J + v / a^2) t = J^T r."""
     generator = torch.Generator().manual_seed(0)
     J, truth = torch.randn(80, 6, generator=generator), torch.randn(6, generator=generator)

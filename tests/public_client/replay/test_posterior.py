@@ -30,7 +30,7 @@ def posterior() -> tuple[Posterior, Residuals, Tensor]:
 
 def test_what_a_view_costs_by_being_free_is_the_volume_that_the_release_leaves_it():
     """Against autograd's derivatives and the priors' widths as the view's documentation gives them."""
-    found, residuals, images = posterior()
+    fitted, residuals, images = posterior()
     view = ImageView(1)
     with torch.no_grad():
         view.warp.theta += torch.tensor([[0.02, 0.05, 0.03], [-0.04, -0.03, 0.02]])
@@ -41,7 +41,7 @@ def test_what_a_view_costs_by_being_free_is_the_volume_that_the_release_leaves_i
     names, shapes = zip(*((name, value.shape) for name, value in view.named_parameters()), strict=True)
     widths = {"blur": 0.5, "stroke": 0.5, "gamma": 0.5}
     each = torch.cat([torch.full((math.prod(s),), widths.get(n, 0.3)) for n, s in zip(names, shapes, strict=True)])
-    chosen = found._shuffled[:1024]
+    chosen = fitted._shuffled[:1024]
 
     def residual(flat: Tensor) -> Tensor:
         parts = [
@@ -55,11 +55,11 @@ def test_what_a_view_costs_by_being_free_is_the_volume_that_the_release_leaves_i
     J = torch.autograd.functional.jacobian(residual, start).double() * each
     expected = 0.5 * float(torch.logdet(torch.eye(len(start)).double() + J.T @ J))
     with torch.no_grad():
-        cost = found._freedom(view, torch.ones(1))
+        cost = fitted._freedom(view, torch.ones(1))
     assert expected > 5.0
     assert cost == pytest.approx(expected, rel=0.03)
     assert torch.equal(start, torch.cat([value.detach().flatten() for value in view.parameters()]))
-    judged, quick = found.evidence(view), found.evidence(view, quick=True)
+    judged, quick = fitted.evidence(view), fitted.evidence(view, quick=True)
     assert judged.penalty - quick.penalty == pytest.approx(cost)
     features = FeatureView(images.flatten(1).std(dim=0))  # whose widths are learned by its own evidence
-    assert found.evidence(features).penalty == pytest.approx(float(features.penalty().detach()))
+    assert fitted.evidence(features).penalty == pytest.approx(float(features.penalty().detach()))

@@ -36,7 +36,7 @@ def table(count: int, seed: int, frequencies: tuple[float, ...] = (1.0, 1.0, 1.0
 SOURCE = table(2000, 0)
 
 
-def found(target: torch.Tensor, *, epsilon: float, view: View | None = None) -> Fitted:
+def fit_view(target: torch.Tensor, *, epsilon: float, view: View | None = None) -> Fitted:
     residuals = released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes(range(32)))
     with reporting("", 1, shown=False) as bar:
         return fit.find_view(
@@ -65,7 +65,7 @@ def classifier():
 def test_gains_and_biases_that_leave_a_misfit_are_not_used():
     """They explain nine tenths of what bends the features; so they did where classes moved, and cost 19 points."""
     plain = table(2000, 1).images
-    fitted = found(2.0 * plain + 0.15 * plain.square(), epsilon=8.0, view=FeatureView(SOURCE.images.std(dim=0)))
+    fitted = fit_view(2.0 * plain + 0.15 * plain.square(), epsilon=8.0, view=FeatureView(SOURCE.images.std(dim=0)))
     assert fitted.outcome == UNEXPLAINED
     assert "does not fit what is known of shifts" in fitted.plain
     assert "; by the best view that was tried squared residuals of" in fitted.reason
@@ -74,7 +74,7 @@ def test_gains_and_biases_that_leave_a_misfit_are_not_used():
 @pytest.mark.long
 def test_other_frequencies_correct_the_priors_and_gain(classifier):
     target = table(2000, 1, (0.7, 0.3, 0.0))
-    fitted = found(target.images, epsilon=1.0)
+    fitted = fit_view(target.images, epsilon=1.0)
     assert fitted.outcome == "priors corrected"
     assert "class frequencies alone" in fitted.reason
     model = given(classifier, fitted)
@@ -110,10 +110,10 @@ def test_priors_are_corrected_by_as_much_as_uncertain_frequencies_allow(classifi
     assert 0.2 < float(bent[0]) < 0.8
 
     wrong = Fitted(some.view, rare, 0.0, "priors corrected", "made for this test", frequent.repeat(100, 1))
-    kept = given(classifier, wrong)
-    assert kept.outcome == "kept"
-    assert "may do harm" in kept.reason
-    assert torch.equal(kept.classifier(SOURCE.images), classifier(SOURCE.images))
+    unchanged = given(classifier, wrong)
+    assert unchanged.outcome == "kept"
+    assert "may do harm" in unchanged.reason
+    assert torch.equal(unchanged.classifier(SOURCE.images), classifier(SOURCE.images))
 
 
 def test_a_gain_is_each_class_gain_times_its_frequency():
@@ -133,7 +133,7 @@ def test_a_gain_is_each_class_gain_times_its_frequency():
 
 
 def test_no_shift_keeps_the_model_to_the_bit(classifier):
-    fitted = found(table(2000, 2).images, epsilon=1.0)
+    fitted = fit_view(table(2000, 2).images, epsilon=1.0)
     assert fitted.outcome == "kept"
     assert "fits the source as it is" in fitted.reason
     model = given(classifier, fitted)
@@ -141,7 +141,7 @@ def test_no_shift_keeps_the_model_to_the_bit(classifier):
 
 
 def test_thin_evidence_keeps_the_model():
-    fitted = found(table(60, 3, (0.7, 0.3, 0.0)).images, epsilon=0.3)
+    fitted = fit_view(table(60, 3, (0.7, 0.3, 0.0)).images, epsilon=0.3)
     assert fitted.outcome == "kept"
     assert "says too little" in fitted.reason
 
@@ -150,8 +150,8 @@ def explained(
     *, unexplained: float = 0.0, at_most: float = 0.0, misfit: float = 0.0, chi_square: float = 1.0
 ) -> Evidence:
     even = torch.full((CLASSES,), 1 / CLASSES)
-    told = Frequencies(even * CLASSES, even, even, 0 * even, unexplained, at_most, misfit, 0.0, chi_square, 600)
-    return Evidence(told)
+    frequencies = Frequencies(even * CLASSES, even, even, 0 * even, unexplained, at_most, misfit, 0.0, chi_square, 600)
+    return Evidence(frequencies)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_frequencies_that_imitate_another_shift_are_not_used():
     centres = torch.stack([SOURCE.images[SOURCE.labels == c].mean(dim=0) for c in range(CLASSES)])
     aside = torch.linalg.svd(centres[:1] - centres[1:2]).Vh[1]
     moved = (target.labels == 0)[:, None] * (0.6 * aside - 0.4 * (centres[0] - centres[1]))
-    fitted = found(target.images + moved, epsilon=3.0, view=FeatureView(SOURCE.images.std(dim=0)))
+    fitted = fit_view(target.images + moved, epsilon=3.0, view=FeatureView(SOURCE.images.std(dim=0)))
     assert fitted.outcome == UNEXPLAINED
     assert "does not fit what is known of shifts" in fitted.plain
     assert "where the noise alone gives 1" in fitted.reason
@@ -220,7 +220,7 @@ def test_frequencies_that_imitate_another_shift_are_not_used():
 @pytest.mark.exhaustive  # the test above and that of pixels say it in `make test`
 def test_what_no_view_explains_is_said_beside_the_noise_floor():
     """Columns that change places: gains and biases cannot follow, and priors must not be bent to it."""
-    fitted = found(table(3000, 4).images[:, [3, 4, 5, 0, 1, 2]], epsilon=3.0)
+    fitted = fit_view(table(3000, 4).images[:, [3, 4, 5, 0, 1, 2]], epsilon=3.0)
     assert fitted.outcome == UNEXPLAINED
     assert "does not fit what is known of shifts" in fitted.plain
     assert "where the noise alone gives 1" in fitted.reason
@@ -239,8 +239,8 @@ def test_a_view_that_would_gain_nothing_is_not_used(classifier):
 
 @pytest.mark.long
 def test_sites_that_share_a_training_keep_their_own_outcomes(classifier):
-    tilted = found(table(2000, 1, (0.7, 0.3, 0.0)).images, epsilon=1.0)
-    alike = found(table(2000, 2).images, epsilon=1.0)
+    tilted = fit_view(table(2000, 1, (0.7, 0.3, 0.0)).images, epsilon=1.0)
+    alike = fit_view(table(2000, 2).images, epsilon=1.0)
     with reporting("", 1, shown=False) as bar:
         models = delivery.deliver(
             nn.Identity(), classifier, {"a": tilted, "b": alike, "c": alike}, {"a": 0.5, "b": 0.25, "c": 0.25}, SOURCE,

@@ -13,7 +13,7 @@ from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.replay import delivery, weighted
-from dpswd.public_client.replay.twins import Crossed, Twins
+from dpswd.public_client.replay.cross_fitting import Crossed, CrossFit
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import FeatureView
 from dpswd.public_client.replay.weighted import Onward
@@ -41,7 +41,7 @@ def lines():
     torch.manual_seed(0)
     extractor, classifier = nn.Linear(2, 1), nn.Linear(1, 3)
     train_source(extractor, classifier, source_loader(source, batch_size=64), epochs=20, learning_rate=1e-2)
-    crossed = Twins(extractor, classifier, source, seed=0).crossed()
+    crossed = CrossFit(extractor, classifier, source, seed=0).crossed()
     assert crossed is not None
     return source, extractor, classifier, crossed
 
@@ -89,7 +89,7 @@ def test_what_the_source_as_it_is_brings_as_well_is_not_laid_to_the_frequencies(
     source, even = lines[0], torch.ones(3)
     torch.manual_seed(0)
     fresh = nn.Linear(2, 3)
-    poor = Twins(nn.Identity(), fresh, source, seed=0, steps=50).crossed()
+    poor = CrossFit(nn.Identity(), fresh, source, seed=0, steps=50).crossed()
     assert poor is not None
     trained = onward(poor, nn.Identity()).by(even, even.repeat(100, 1))
     assert trained.modules is None
@@ -108,7 +108,7 @@ def test_the_seed_decides_what_is_fixed_stays_and_so_does_the_callers_chance(lin
     torch.manual_seed(0)
     extractor = nn.Sequential(nn.Linear(2, 4).requires_grad_(False), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
     classifier = nn.Linear(4, 3)
-    crossed = Twins(extractor, classifier, source, seed=0, steps=50).crossed()
+    crossed = CrossFit(extractor, classifier, source, seed=0, steps=50).crossed()
     assert crossed is not None
     expected = torch.random.get_rng_state()
     one, other = (onward(crossed, extractor, steps=20)._whole(WITHOUT_LAST)[0] for _ in range(2))
@@ -123,7 +123,7 @@ def test_behind_a_fixed_extractor_the_classifier_alone_is_trained_on(lines):
     source = lines[0]
     torch.manual_seed(0)
     fixed, head = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 3)
-    crossed = Twins(fixed, head, source, seed=0, steps=50).crossed()
+    crossed = CrossFit(fixed, head, source, seed=0, steps=50).crossed()
     assert crossed is not None
     trained = onward(crossed, fixed).by(WITHOUT_LAST, WITHOUT_LAST.repeat(100, 1))
     assert trained.modules is not None, trained.reason
@@ -132,9 +132,9 @@ def test_behind_a_fixed_extractor_the_classifier_alone_is_trained_on(lines):
     assert not torch.equal(trained.modules[1].weight, head.weight)
 
 
-def test_without_honest_twins_no_weight_changes(lines):
+def test_without_learning_on_parts_no_weight_changes(lines):
     """Of fixed modules there are none, and where fresh ones learn too slowly they say nothing of the extractor."""
     source, extractor, classifier, _ = lines
     fixed = copy.deepcopy(classifier).requires_grad_(False)
-    assert Twins(copy.deepcopy(extractor).requires_grad_(False), fixed, source, seed=0).crossed() is None
-    assert Twins(extractor, classifier, source, seed=0, steps=1).crossed() is None
+    assert CrossFit(copy.deepcopy(extractor).requires_grad_(False), fixed, source, seed=0).crossed() is None
+    assert CrossFit(extractor, classifier, source, seed=0, steps=1).crossed() is None

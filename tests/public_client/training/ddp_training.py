@@ -29,10 +29,10 @@ from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import train_source
 from dpswd.public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, Replayed, SlicedDistributions, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
-from dpswd.public_client.methods.statistics_head import Known
+from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.residuals import Residuals
-from dpswd.public_client.replay.twins import Twins
 from dpswd.public_client.replay.weighted import Onward
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.distributed import shared_curators
@@ -69,19 +69,19 @@ class Shards:
 
 def gloo_threads() -> int:
     """Threads of this process that work for a process group."""
-    found = 0
+    count = 0
     for task in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has just ended
-            found += "gloo" in task.read_text()
-    return found
+            count += "gloo" in task.read_text()
+    return count
 
 
 def gloo_threads_left() -> int:
     """Those that are there when those that were joined have had time to leave /proc."""
     deadline = time.monotonic() + 10.0
-    while (found := gloo_threads()) and time.monotonic() < deadline:
+    while (count := gloo_threads()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return found
+    return count
 
 
 def statistics(ranks: Ranks) -> list[float]:
@@ -146,9 +146,9 @@ class Reached(Federation):
 
     @classmethod
     def connect(cls, addresses, **_):
-        found = Federation({site: Hospital(cls.mocks[site]) for site in addresses if site in cls.mocks})
-        found.lost["east"] = CuratorUnavailable("nobody there")
-        return found
+        federation = Federation({site: Hospital(cls.mocks[site]) for site in addresses if site in cls.mocks})
+        federation.lost["east"] = CuratorUnavailable("nobody there")
+        return federation
 
 
 def planned_alike(mocks: dict[str, MockCurator]) -> None:
@@ -197,7 +197,7 @@ def divided(out: Path, ranks: Ranks) -> None:
         [released(target, feature_map, sigma=0.01)], like=seen, feature_map=feature_map, batch=96, sigma=0.01
     )
     with reporting("", 1, shown=False) as bar:
-        found = fit.find_view(
+        fitted = fit.find_view(
             extractor, source, residuals,
             learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
         )  # fmt: skip
@@ -205,7 +205,7 @@ def divided(out: Path, ranks: Ranks) -> None:
             extractor, nn.Linear(5, 3), fit.view_for(source.images, seen), source,
             steps=6, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
         )  # fmt: skip
-        crossed = Twins(extractor, nn.Linear(5, 3), source, seed=0, ranks=ranks, bar=bar).crossed()
+        crossed = CrossFit(extractor, nn.Linear(5, 3), source, seed=0, ranks=ranks, bar=bar).crossed()
         assert crossed is not None
         absent = torch.tensor([1.5, 1.5, 1e-3])
         onward = Onward(crossed, extractor, steps=20, seed=0, ranks=ranks, bar=bar)
@@ -213,7 +213,7 @@ def divided(out: Path, ranks: Ranks) -> None:
         assert trained.modules is not None, trained.reason
     weights = torch.cat([value.detach().flatten() for module in trained.modules for value in module.parameters()])
     torch.save(
-        (found.reason, tuned[0].state_dict(), drawn(ranks), trained.reason, weights), out / f"divided-{ranks.rank}.pt"
+        (fitted.reason, tuned[0].state_dict(), drawn(ranks), trained.reason, weights), out / f"divided-{ranks.rank}.pt"
     )
 
 
@@ -224,11 +224,11 @@ def drawn(ranks: Ranks) -> torch.Tensor:
     features = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), replayed.OnSphere(5)).eval()
     rng = np.random.default_rng(1)
     means = 20.0 * rng.normal(size=(3, 5))
-    known = Known(
+    release = ClassSums(
         np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(5), 300.0, 1.0, 1.0, 1.0, 1.0
     )
     fitted = Replayed(pool=70, hidden=8).fitted(
-        known, features, (1, 8, 8), seed=0, device=torch.device("cpu"), ranks=ranks
+        release, features, (1, 8, 8), seed=0, device=torch.device("cpu"), ranks=ranks
     )
     return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
@@ -250,8 +250,8 @@ def generators(out: Path, ranks: Ranks) -> None:
         keys = (bytes([number % 256]) * 32 for number in itertools.count(1))
         labels = np.arange(200) % 2
         values = (0.4 * np.sin(np.arange(800.0)).reshape(200, 4) + 0.3 * labels[:, None]).astype(np.float32)
-        told = mock_description(records=200, record_shape=(4,), epsilon=90.0, delta=1e-5, classes=2)
-        mock = MockCurator(told, records=values, labels=labels, randomness=lambda size, keys=keys: next(keys)[:size])
+        facts = mock_description(records=200, record_shape=(4,), epsilon=90.0, delta=1e-5, classes=2)
+        mock = MockCurator(facts, records=values, labels=labels, randomness=lambda size, keys=keys: next(keys)[:size])
         curator = mock if ranks.size == 1 else shared_curators(lambda name=name, mock=mock: {name: mock})[name]
         plan, _ = plan_generator(curator, method, epsilon=20.0, steps=steps, batch_size=200)  # no chance of a sample
         made = generate(curator, plan, device="cpu", progress=False)

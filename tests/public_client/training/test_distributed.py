@@ -100,8 +100,8 @@ def test_two_processes_train_against_two_hospitals_as_one_does(one, two):
         second, second_charges, second_reports = torch.load(two / f"several-{method}-1.pt", weights_only=True)
         assert first_charges == charges == {"north": 1, "south": 1}
         assert second_charges == {"north": 0, "south": 0}
-        for told in (first_reports, second_reports):
-            assert [(each["state"], each["steps"]) for each in told] == [
+        for own_reports in (first_reports, second_reports):
+            assert [(each["state"], each["steps"]) for each in own_reports] == [
                 (each["state"], each["steps"]) for each in reports
             ]
         for site, weights in first.items():
@@ -116,8 +116,8 @@ def test_a_replay_is_fitted_by_two_processes_as_by_one(one, two):
     """Each candidate draws for itself, so it is the same whoever fits it; tuning shares batches, and ends alike."""
     reason, alone, decoder, trained_on, weights = torch.load(one / "divided-0.pt", weights_only=True)
     both = [torch.load(two / f"divided-{rank}.pt", weights_only=True) for rank in (0, 1)]
-    for told, _, drawn, told_too, own in both:
-        assert (told, told_too) == (reason, trained_on)
+    for fit_reason, _, drawn, training_reason, own in both:
+        assert (fit_reason, training_reason) == (reason, trained_on)
         torch.testing.assert_close(drawn, decoder, rtol=0, atol=0)  # a generator's decoder, fitted together
         torch.testing.assert_close(own, weights, rtol=0, atol=0)  # trained on by class frequencies
     first, second = (each[1] for each in both)
@@ -144,9 +144,9 @@ def test_generators_that_learn_by_steps_share_each_batch_and_end_where_one_proce
 def test_no_rank_waits_for_one_that_failed(two):
     """The rank with the fault raises it as it is, the other one is told of it."""
     own = "ValueError('of number 1')"
-    told = repr(RuntimeError(f"another process of this job failed: {own}"))
-    assert json.loads((two / "failed-0.json").read_text()) == [own, told]
-    assert json.loads((two / "failed-1.json").read_text()) == [told, own]
+    raised = repr(RuntimeError(f"another process of this job failed: {own}"))
+    assert json.loads((two / "failed-0.json").read_text()) == [own, raised]
+    assert json.loads((two / "failed-1.json").read_text()) == [raised, own]
 
 
 @pytest.mark.end_to_end

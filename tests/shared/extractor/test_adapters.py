@@ -262,9 +262,9 @@ def test_every_ready_adapter_travels_starts_as_the_identity_and_has_gradients(ki
     assert [name for name, p in adapted.named_parameters() if p.requires_grad] == names
     adapted(records).square().sum().backward()
     parameters = dict(adapted.named_parameters())
-    found = [float(parameters[name].grad.abs().sum()) for name in names]
+    sizes = [float(parameters[name].grad.abs().sum()) for name in names]
     # A low-rank map starts with left = 0, so right has no gradient until left has moved; all others have one.
-    assert sum(value > 0 for value in found) >= (len(found) - 1 if kind == "low-rank" else len(found))
+    assert sum(value > 0 for value in sizes) >= (len(sizes) - 1 if kind == "low-rank" else len(sizes))
     graph = trace(adapted, shape)
     rebuilt = Extractor.from_graph(graph, module_weights(adapted, graph))
     forward = rebuilt.begin(records, names)

@@ -65,14 +65,14 @@ def test_features_equal_the_module_on_each_device(example, device):
 def test_a_forward_pass_serves_release_and_gradients(digits, monkeypatch):
     extractor = digits.extractor()
     records, names = digits.records(7), ["conv1.bias"]
-    kept = extractor.begin(records, names, chunk_size=3)
-    torch.testing.assert_close(kept.outputs, extractor.features(records, chunk_size=3))
-    first = kept.gradients(kept.outputs)
-    torch.testing.assert_close(kept.gradients(kept.outputs), first)  # evaluated again: what was kept is gone
-    monkeypatch.setattr(building, "KEPT_VALUES", 1)
+    forward = extractor.begin(records, names, chunk_size=3)
+    torch.testing.assert_close(forward.outputs, extractor.features(records, chunk_size=3))
+    first = forward.gradients(forward.outputs)
+    torch.testing.assert_close(forward.gradients(forward.outputs), first)  # evaluated again: what was kept is gone
+    monkeypatch.setattr(building, "CACHED_VALUES", 1)
     recomputed = extractor.begin(records, names, chunk_size=3)
     assert recomputed._kept == []
-    torch.testing.assert_close(recomputed.gradients(kept.outputs), first)
+    torch.testing.assert_close(recomputed.gradients(forward.outputs), first)
 
 
 def test_replaced_parameters_take_effect_and_only_there(digits):
@@ -185,7 +185,7 @@ class SharesAGradient(Extractor):
 
 
 @pytest.mark.parametrize("broken", [CentresTheBatch, SharesAGradient])
-def test_dependent_rows_are_found(digits, broken):
+def test_dependent_rows_are_detected(digits, broken):
     graph = trace(digits.module, digits.input_shape)
     with pytest.raises(RowsDepend):
         check_row_independence(broken.from_graph(graph, module_weights(digits.module, graph)))

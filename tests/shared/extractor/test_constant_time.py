@@ -139,13 +139,13 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_dependence_is_found(planted):
+def test_a_planted_dependence_is_detected(planted):
     name, apply, kernel = PLANTED[planted]
     operation = replace(VOCABULARY[name], apply=apply)
     assert kernel in unsteady(lowered(of(name), operation, backward=False, values=lambda tensor: tensor))
 
 
-def test_a_planted_branch_on_a_parameter_is_found():
+def test_a_planted_branch_on_a_parameter_is_detected():
     """Attack: a warp by nothing is free."""
     operation = replace(VOCABULARY["affine_warp2d"], apply=_branching)
     with pytest.raises(Exception, match=r"data.dependent|Data.dependent|item\(\)|local_scalar"):

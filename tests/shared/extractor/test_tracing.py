@@ -222,7 +222,7 @@ def test_in_place_work_on_a_shared_value_is_refused():
     assert [(p.path, p.instead) for p in validate(Net(), ROW)] == [("relu", "use inplace=False")]
 
 
-def test_an_aliased_in_place_change_that_tracing_cannot_see_is_found_by_comparison():
+def test_an_aliased_in_place_change_that_tracing_cannot_see_is_detected_by_comparison():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

@@ -44,8 +44,8 @@ def test_one_outlier_leaves_the_other_rows_alone(device: torch.device, generator
     records = torch.randn(64, 20, generator=generator).to(device)
     with_outlier = records.clone()
     with_outlier[17] = 1e30
-    kept = torch.arange(64) != 17
-    assert torch.equal(clip_records(records)[kept], clip_records(with_outlier)[kept])
+    others = torch.arange(64) != 17
+    assert torch.equal(clip_records(records)[others], clip_records(with_outlier)[others])
 
 
 def test_not_a_number_costs_only_its_own_row(device: torch.device, generator: torch.Generator) -> None:
@@ -54,8 +54,8 @@ def test_not_a_number_costs_only_its_own_row(device: torch.device, generator: to
     damaged[2] = torch.tensor([float("nan"), float("inf"), 0.25], device=device)
     clipped = clip_records(damaged)
     assert clipped[2].tolist() == [0.0, 0.0, 0.25]
-    kept = [0, 1, 3, 4]
-    assert torch.equal(clipped[kept], clip_records(records)[kept])
+    others = [0, 1, 3, 4]
+    assert torch.equal(clipped[others], clip_records(records)[others])
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.gradient.pulling_back import pulled_back
 
 
-def test_source_ends_centred_with_the_wanted_mean_norm(device: torch.device, generator: torch.Generator) -> None:
+def test_source_ends_centred_with_the_target_mean_norm(device: torch.device, generator: torch.Generator) -> None:
     features = (torch.randn(500, 12, generator=generator) * 7.0 + 3.0).to(device)
     mapped = map_from_source(features, target_norm=0.25).apply(features)
     assert mapped.mean(dim=0).abs().max() < 1e-6
     assert float(mapped.norm(dim=1).mean()) == pytest.approx(0.25, rel=1e-5)
 
 
-def test_geometry_is_kept() -> None:
+def test_geometry_is_preserved() -> None:
     features = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
     mapped = map_from_source(features).apply(features)
     distances = torch.pdist(mapped) / torch.pdist(features)
@@ -53,8 +53,8 @@ def test_pull_back_keeps_rows_apart_and_finite(generator: torch.Generator) -> No
     pulled = pulled_back(fmap, damaged, cotangents)
     assert torch.isfinite(pulled).all()
     assert pulled[1, :2].tolist() == [0.0, 0.0]
-    kept = [0, 2, 3, 4]
-    assert torch.equal(pulled[kept], pulled_back(fmap, features, cotangents)[kept])
+    others = [0, 2, 3, 4]
+    assert torch.equal(pulled[others], pulled_back(fmap, features, cotangents)[others])
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_fine_noise_has_the_law_of_the_proof(exponent: int) -> None:
     assert chisquare(np.bincount(drawn.values % 64, minlength=64)).pvalue > 1e-8
 
 
-def test_fine_noise_without_its_small_part_would_be_found(silence: object) -> None:
+def test_fine_noise_without_its_small_part_would_be_detected(silence: object) -> None:
     coarse = SeededNoise(bytes(32)).grid_gaussian((4096,), sigma=1.0, step=grid_step(1.0))
     assert chisquare(np.bincount((coarse << 9) % 64, minlength=64)).pvalue < 1e-8
     assert release_finely(torch.tensor([0.3]), sigma=1.0, exponent=20, noise=silence).values == [round(0.3 * 2**20)]

@@ -232,9 +232,9 @@ class TestVerification:
         assert str(length) in findings[0].text
 
     def test_a_history_rewritten_with_the_key(self):
-        kept, rewritten = chain(5)[3], chain(5, client="bob")
+        held, rewritten = chain(5)[3], chain(5, client="bob")
         assert check_chain(rewritten, PUBLIC) == []
-        assert kinds(verify_receipts(rewritten, [kept], PUBLIC)) == [(Tampering.REWRITTEN, 4)]
+        assert kinds(verify_receipts(rewritten, [held], PUBLIC)) == [(Tampering.REWRITTEN, 4)]
 
     def test_a_relinked_entry(self):
         entries = chain(3)
@@ -255,7 +255,7 @@ class TestVerification:
         assert all(isinstance(finding, Finding) for finding in findings)
 
     @given(st.data())
-    def test_any_changed_bit_of_an_export_is_found(self, data):
+    def test_any_changed_bit_of_an_export_is_detected(self, data):
         entries = chain(3)
         text = "\n".join(entry.to_json() for entry in entries)
         place = data.draw(st.integers(0, len(text) - 1))

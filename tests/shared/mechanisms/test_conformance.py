@@ -158,11 +158,11 @@ def test_hostile_requests_are_refused_by_field(case):
 def _numbers(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
     """Every number of a declaration, with its path."""
     for field in dataclasses.fields(value):
-        found = getattr(value, field.name)
-        if isinstance(found, int | float):
-            yield (*path, field.name), found
-        elif dataclasses.is_dataclass(found) and not isinstance(found, FeatureMap):
-            yield from _numbers(found, (*path, field.name))
+        content = getattr(value, field.name)
+        if isinstance(content, int | float):
+            yield (*path, field.name), content
+        elif dataclasses.is_dataclass(content) and not isinstance(content, FeatureMap):
+            yield from _numbers(content, (*path, field.name))
 
 
 def _with(value: Any, path: tuple[str, ...], number: float) -> Any:
@@ -280,7 +280,7 @@ def test_a_step_runs_the_same_kernels_whatever_the_records(case):
     assert case.declared[0] in ORDERS_WHAT_IS_PUBLIC or not {name for name, _ in usual} & ORDERING
 
 
-def test_a_planted_branch_is_found(monkeypatch):
+def test_a_planted_branch_is_detected(monkeypatch):
     monkeypatch.setattr(counts, "neutralise", lambda v: torch.nan_to_num(v) if bool(v.isnan().any()) else v)
     case = next(case for case in CASES if case.name == "evaluation")
     missing = Labelled(DATA.records * np.nan, DATA.labels)

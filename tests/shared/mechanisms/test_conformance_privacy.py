@@ -58,7 +58,7 @@ def test_no_neighbour_moves_the_release_further_than_is_accounted_and_one_comes_
     assert min(best) > 0.5, best
 
 
-def test_a_sensitivity_that_is_stated_too_small_is_found(monkeypatch):
+def test_a_sensitivity_that_is_stated_too_small_is_detected(monkeypatch):
     """The search is worth something: a clip norm that the price takes for two thirds of what it is does not pass."""
     (case,) = [case for case in CASES if case.name == "critic"]
     bench = _bench(case, records=8)
@@ -90,7 +90,7 @@ def _roots(event: RunEvent, *, upper: bool) -> tuple[np.ndarray, np.ndarray]:
     batch = event.step.batch
     shifts = [shift_of(part, batch) for part in event.step.parts]
     fixed = sum(c**2 for a, c in shifts if a == 0.0)
-    ((a, c),) = [found for found in shifts if found[0] > 0.0] or [(0.0, 0.0)]
+    ((a, c),) = [shift for shift in shifts if shift[0] > 0.0] or [(0.0, 0.0)]
     if a == 0.0:
         return np.array([math.sqrt(fixed)]), np.array([1.0])
     part = event.step.parts[0]
@@ -120,12 +120,12 @@ def _normal(x: np.ndarray) -> np.ndarray:
 def _attained(roots: np.ndarray, law: np.ndarray, gamma: float) -> float:
     """Epsilon that a sampled step cannot stay below: the others' releases at 0, the replaced record's at +-root/2."""
     x = np.linspace(-12.0, 12.0 + roots.max(), 6001)
-    kept = law > 1e-12
-    halves = roots[kept, None] / 2
+    likely = law > 1e-12
+    halves = roots[likely, None] / 2
     one, other = ((1 - gamma) * _normal(x) + gamma * _normal(x + side * halves) for side in (-1, 1))
 
     def delta(epsilon: float) -> float:
-        return float(law[kept] @ np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x, axis=1))
+        return float(law[likely] @ np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0.0), x, axis=1))
 
     return _solved(delta) if delta(1e-6) > DELTA else 0.0
 
@@ -165,7 +165,7 @@ def test_a_run_costs_at_most_what_autodp_says_and_at_least_what_one_step_attains
     assert 0.0 < attained <= price
 
 
-def test_a_price_that_is_too_low_would_be_found():
+def test_a_price_that_is_too_low_would_be_detected():
     """The bracket is narrow enough: noise of 1.1 times what is declared does not cost what is declared."""
     for case in CASES:
         bench = _bench(case, records=RECORDS)
@@ -184,7 +184,7 @@ class _LabelsApart(LabelledRows):
         return super().released(whole, U, declared, noise)
 
 
-def test_a_label_that_is_appended_after_the_clip_is_found():
+def test_a_label_that_is_appended_after_the_clip_is_detected():
     """Rows whose values alone are clipped move further than is accounted; the honest ones of the same search do not."""
     (case,) = [case for case in CASES if case.name == "labelled rows"]
 

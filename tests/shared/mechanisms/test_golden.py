@@ -36,20 +36,20 @@ EVENTS = 40
 def replies(case: Case) -> list[str]:
     """SHA-256 of replies on seeded records with seeded noise."""
     bench = Bench(ALL_MECHANISMS[case.declared[0]], case, records=RECORDS)
-    found = []
+    digests = []
     for seed in range(SEEDS):
         rng = np.random.default_rng([seed, 17])
         sample = Labelled(rng.normal(size=(RECORDS, INPUTS)).astype(np.float32), rng.permutation(RECORDS) % CLASSES)
         reply = bench.reply(sample, SeededNoise(bytes([seed] * 32)), seed=bytes([seed + 1] * 32))
-        found.append(hashlib.sha256(reply.to_bytes()).hexdigest())
-    return found
+        digests.append(hashlib.sha256(reply.to_bytes()).hexdigest())
+    return digests
 
 
 def costs(case: Case) -> list[float]:
     """Of events with this case's parts: full batches, samples, committed runs and single steps, all sizes of noise."""
     rng = np.random.default_rng(len(case.name))
     bench = Bench(ALL_MECHANISMS[case.declared[0]], case, records=RECORDS)
-    found: list[float] = []
+    numbers: list[float] = []
     for number in range(EVENTS):
         records = int(rng.integers(20, 5000))
         batch = records if number % 3 == 0 or case.batch == RECORDS else max(1, records // int(rng.integers(2, 50)))
@@ -57,8 +57,8 @@ def costs(case: Case) -> list[float]:
         parts = tuple(
             replace(part, sigma=part.sigma * factor, grid_step=part.grid_step * factor) for part in bench.parts(batch)
         )
-        found += step_costs(StepEvent(records, batch, parts), ORDERS, committed=number % 2 == 0)
-    return found
+        numbers += step_costs(StepEvent(records, batch, parts), ORDERS, committed=number % 2 == 0)
+    return numbers
 
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -73,11 +73,11 @@ def test_replies_are_the_same_bytes(case):
 @pytest.mark.long
 def test_events_cost_the_same(case):
     """To 1e-12: what another processor's vector unit may change."""
-    wanted = [float(cost) for cost in json.loads(GOLDEN.read_text())[case.name]["costs"]]
-    for cost, golden in zip(costs(case), wanted, strict=True):
+    expected = [float(cost) for cost in json.loads(GOLDEN.read_text())[case.name]["costs"]]
+    for cost, golden in zip(costs(case), expected, strict=True):
         assert math.isclose(cost, golden, rel_tol=1e-12), (cost, golden)
 
 
 if __name__ == "__main__":
-    told = {case.name: {"replies": replies(case), "costs": [str(cost) for cost in costs(case)]} for case in CASES}
-    GOLDEN.write_text(json.dumps(told, indent=1) + "\n")
+    golden = {case.name: {"replies": replies(case), "costs": [str(cost) for cost in costs(case)]} for case in CASES}
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")

@@ -90,7 +90,7 @@ def parts(name, declared, held, noise=None):
     if name == "labelled_gradient":
         request = LossGradientRequest()
     reply = mechanism.compute(declared, request, step)
-    found = {
+    grids = {
         "class_statistics": lambda: (reply.sum,),
         "score_statistics": lambda: (reply.sum,),
         "labelled_distributions": lambda: (reply.sum,),
@@ -98,7 +98,7 @@ def parts(name, declared, held, noise=None):
         "comparison": lambda: (reply.correct,),
         "evaluation": lambda: (reply.correct, reply.confusion, reply.calibration),
     }[name]()
-    return [grid.to_numpy().astype(np.float64).ravel() for grid in found]
+    return [grid.to_numpy().astype(np.float64).ravel() for grid in grids]
 
 
 @pytest.mark.parametrize(("name", "declared"), DECLARED)
@@ -116,10 +116,10 @@ def test_a_replaced_record_moves_no_part_further_than_is_priced(name, declared):
         two = held.changed(0, opposite, UNLABELLED if trial % 3 == 0 else rng.integers(UNLABELLED, CLASSES))
         pairs = zip(parts(name, declared, one), parts(name, declared, two), strict=True)
         moved = [np.linalg.norm(a - b) for a, b in pairs]
-        for part, (own, told) in enumerate(zip(moved, priced, strict=True)):
-            most = 2.0 * told.clip_norm if name == "labelled_gradient" else told.sensitivity
-            values = told.parameters if name == "labelled_gradient" else told.changed
-            assert own <= most + told.grid_step * values**0.5 + 1e-9
+        for part, (own, price) in enumerate(zip(moved, priced, strict=True)):
+            most = 2.0 * price.clip_norm if name == "labelled_gradient" else price.sensitivity
+            values = price.parameters if name == "labelled_gradient" else price.changed
+            assert own <= most + price.grid_step * values**0.5 + 1e-9
             worst[part] = max(worst[part], own / most)
     assert (worst > 0.6).all(), worst
     assert [len(values) for values in before] == [getattr(p, "values", getattr(p, "parameters", 0)) for p in priced]
@@ -156,8 +156,8 @@ def test_of_several_models_the_excess_of_correct_ones_and_the_number_of_labels_a
     scores = held.records @ TWO.weight.detach().numpy().T + TWO.bias.detach().numpy()
     labelled = held.labels != UNLABELLED
     each = scores.reshape(N, 2, CLASSES).argmax(axis=2)[labelled] == held.labels[labelled, None]
-    wanted = [*(each.sum(axis=0) - labelled.sum() / 2.0), number_weight(2) * labelled.sum()]
-    np.testing.assert_allclose(numbers, wanted, atol=1e-3)  # the grid's step is 1 / 2048
+    expected = [*(each.sum(axis=0) - labelled.sum() / 2.0), number_weight(2) * labelled.sum()]
+    np.testing.assert_allclose(numbers, expected, atol=1e-3)  # the grid's step is 1 / 2048
     (priced,) = ALL_MECHANISMS["evaluation"].parts(declared, RunSize(N), FACTS)
     assert priced.sensitivity == pytest.approx(2**0.5)  # as where every record has a label
 

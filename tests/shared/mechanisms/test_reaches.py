@@ -20,7 +20,7 @@ LINEAR = [case for case in CASES if isinstance(ALL_MECHANISMS[case.declared[0]],
 by_case = pytest.mark.parametrize("case", LINEAR, ids=lambda case: case.name)
 
 
-def honest(case, values, labels, *, factor=1.0):
+def whole_sum(case, values, labels, *, factor=1.0):
     """The case's run, and its exact sum of these records."""
     mechanism = ALL_MECHANISMS[case.declared[0]]
     bench = Bench(mechanism, case, records=len(values), factor=factor)
@@ -49,9 +49,9 @@ def test_what_records_add_is_within_reach_and_fills_a_fair_part_of_it(case):
     for factor in (1e-3, 1.0, 1e20):
         for value in (1.0, -1e30, np.nan):
             values, labels = np.full((RECORDS, INPUTS), value, np.float32), np.zeros(RECORDS, np.int64)
-            run, part = honest(case, values, labels, factor=factor)
+            run, part = whole_sum(case, values, labels, factor=factor)
             assert run.checked(part) is part
-    run, part = honest(case, np.full((RECORDS, INPUTS), 1e15, np.float32), np.zeros(RECORDS, np.int64), factor=1e10)
+    run, part = whole_sum(case, np.full((RECORDS, INPUTS), 1e15, np.float32), np.zeros(RECORDS, np.int64), factor=1e10)
     for reach, sums in zip(run.reaches(), part.sums, strict=True):
         sizes = np.abs(sums).sum(axis=reach.axes) if reach.counts else np.sqrt(np.square(sums * 1.0).sum())
         assert not sums.any() or np.max(sizes) > 0.2 * RECORDS * reach.most
@@ -60,7 +60,7 @@ def test_what_records_add_is_within_reach_and_fills_a_fair_part_of_it(case):
 @by_case
 @pytest.mark.parametrize("lie", [100_000, 2**62, -(2**62)])
 def test_a_lie_in_every_cell_of_any_array_is_refused(case, lie):
-    run, part = honest(case, *mixed())
+    run, part = whole_sum(case, *mixed())
     run.checked(part)
     reaches = run.reaches()
     for place, (reach, own) in enumerate(zip(reaches, part.sums, strict=True)):
@@ -73,7 +73,7 @@ def test_a_lie_in_every_cell_of_any_array_is_refused(case, lie):
 
 @by_case
 def test_no_count_may_be_negative(case):
-    run, part = honest(case, *mixed())
+    run, part = whole_sum(case, *mixed())
     counted = [at for at, reach in enumerate(run.reaches()) if reach.counts]
     for place in counted:
         false = tuple(array - 1 if at == place and array.size else array for at, array in enumerate(part.sums))
@@ -85,7 +85,7 @@ def test_no_count_may_be_negative(case):
 def test_an_evaluation_cannot_release_more_correct_predictions_than_there_are_records():
     """What a node did that added 100,000 to each cell: 999,449 correct of 600,000, in six shards."""
     (case,) = [case for case in LINEAR if case.name == "evaluation"]
-    run, part = honest(case, *mixed())
+    run, part = whole_sum(case, *mixed())
     confusion, table, places, right, labelled = part.sums
     with pytest.raises(InvalidValue):
         run.checked(ShardSum(part.shard, (confusion, table, places, right + RECORDS, labelled)))

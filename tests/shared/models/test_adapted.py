@@ -41,10 +41,10 @@ def delivered(tmp_path):
 
 def _rewritten(path, *, tensors=None, metadata=None):
     with safe_open(path, framework="pt") as file:
-        known = dict(file.metadata())
+        previous = dict(file.metadata())
     stored = load_file(path)
     save_file(
-        {**stored, **(tensors or {})}, path, metadata={k: v for k, v in {**known, **(metadata or {})}.items() if v}
+        {**stored, **(tensors or {})}, path, metadata={k: v for k, v in {**previous, **(metadata or {})}.items() if v}
     )
 
 

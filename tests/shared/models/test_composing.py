@@ -28,8 +28,8 @@ def test_the_composed_graph_computes_the_two_one_after_the_other():
         "extractor.0.weight", "extractor.0.bias", "classifier.weight", "classifier.bias",
     }  # fmt: skip
     records = torch.randn(5, 1, 6, 6)
-    found = Extractor.from_graph(ExtractorGraph.from_bytes(graph.to_bytes()), weights).features(records)
-    torch.testing.assert_close(found, second(first(records)))
+    features = Extractor.from_graph(ExtractorGraph.from_bytes(graph.to_bytes()), weights).features(records)
+    torch.testing.assert_close(features, second(first(records)))
 
 
 def test_residual_inputs_of_the_second_graph_are_renumbered():
@@ -46,8 +46,8 @@ def test_residual_inputs_of_the_second_graph_are_renumbered():
     one, two = trace(first, (1, 6, 6)), trace(second, (12,))
     weights = compose_weights(module_weights(first, one), module_weights(second, two))
     records = torch.randn(3, 1, 6, 6)
-    found = Extractor.from_graph(compose(one, two), weights).features(records)
-    torch.testing.assert_close(found, second(first(records)))
+    features = Extractor.from_graph(compose(one, two), weights).features(records)
+    torch.testing.assert_close(features, second(first(records)))
 
 
 def test_parts_that_do_not_fit_are_refused_by_name():

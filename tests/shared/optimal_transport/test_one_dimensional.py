@@ -19,8 +19,8 @@ from dpswd.shared.published_mechanisms.rows.cotangents import resample_quantiles
 def test_first_order_agrees_with_scipy(n: int, m: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=n), rng.exponential(size=m)
-    found = wasserstein_1d(torch.tensor(x)[:, None], torch.tensor(y)[:, None], p=1.0)
-    assert float(found) == pytest.approx(wasserstein_distance(x, y), rel=1e-9, abs=1e-12)
+    distance = wasserstein_1d(torch.tensor(x)[:, None], torch.tensor(y)[:, None], p=1.0)
+    assert float(distance) == pytest.approx(wasserstein_distance(x, y), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0])

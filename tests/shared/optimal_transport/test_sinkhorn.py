@@ -40,9 +40,9 @@ def test_plan_value_and_gradient_are_pots(generator, l1, blur):
     assert torch.allclose(ground_cost(x, y, l1=l1), cost, rtol=1e-12, atol=1e-12)
     weights = np.full(N, 1 / N), np.full(M, 1 / M)
     plan = ot.sinkhorn(*weights, cost.detach().numpy(), blur, method="sinkhorn_log", numItermax=100_000, stopThr=1e-13)
-    found = coupling(cost, blur=blur, iterations=ENOUGH, tolerance=TOLERANCE)
-    assert found.error <= TOLERANCE
-    assert np.abs(found.plan.numpy() - plan).max() < 1e-11
+    ours = coupling(cost, blur=blur, iterations=ENOUGH, tolerance=TOLERANCE)
+    assert ours.error <= TOLERANCE
+    assert np.abs(ours.plan.numpy() - plan).max() < 1e-11
     entropic = (plan * cost.detach().numpy()).sum() + blur * (plan * np.log(plan * N * M)).sum()
     value = sinkhorn(x, y, l1=l1, blur=blur, iterations=ENOUGH, tolerance=TOLERANCE)
     assert value.item() == pytest.approx(entropic, rel=1e-10)

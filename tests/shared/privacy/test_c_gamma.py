@@ -35,10 +35,10 @@ def exact_log_moment(s: float, gamma: float, alpha: float) -> float:
 @pytest.mark.parametrize(("s", "gamma"), [(1.0, 0.0128), (0.1, 0.3), (2.5, 0.0016), (1e-3, 0.5), (1e-5, 1e-6)])
 def test_one_shift_is_the_formula_in_arbitrary_precision(s, gamma, alpha):
     exact = exact_log_moment(s, gamma, alpha)
-    found = float(c_gamma.log_moment(ShiftLaw(1, 1, s * s), gamma, [alpha])[0])
-    assert exact * (1 - 1e-12) <= found <= exact * (1 + 2e-2)
+    moment = float(c_gamma.log_moment(ShiftLaw(1, 1, s * s), gamma, [alpha])[0])
+    assert exact * (1 - 1e-12) <= moment <= exact * (1 + 2e-2)
     if alpha <= 2.0:
-        assert found <= exact * (1 + 3e-4)
+        assert moment <= exact * (1 + 3e-4)
 
 
 def test_order_two_in_closed_form():
@@ -47,8 +47,8 @@ def test_order_two_in_closed_form():
     from scipy.special import ndtr
 
     second = math.exp(s * s) * ndtr(1.5 * s) - 2 * ndtr(0.5 * s) + ndtr(-0.5 * s)
-    found = float(c_gamma.log_moment(ShiftLaw(1, 1, s * s), gamma, [2.0])[0])
-    assert found == pytest.approx(2 * gamma**2 * second, rel=5e-5)
+    moment = float(c_gamma.log_moment(ShiftLaw(1, 1, s * s), gamma, [2.0])[0])
+    assert moment == pytest.approx(2 * gamma**2 * second, rel=5e-5)
 
 
 @pytest.mark.statistical
@@ -62,12 +62,12 @@ def test_moments_agree_with_sampled_directions(d, k, sigma, gamma):
     s = np.sqrt(h) / sigma
     nodes, weights = np.polynomial.legendre.leggauss(200)
     orders = np.array([1.5, 2.0, 4.0])
-    found = np.expm1(c_gamma.log_moment(ShiftLaw(d, k, 1 / sigma**2), gamma, orders))
+    moments = np.expm1(c_gamma.log_moment(ShiftLaw(d, k, 1 / sigma**2), gamma, orders))
     half = (orders.max() * s + 9.0 - s / 2) / 2
     y = s[:, None] / 2 + half[:, None] * (1 + nodes)
     log_ratio = np.log1p(gamma * np.expm1(s[:, None] * y - s[:, None] ** 2 / 2))
     density = np.exp(-y * y / 2) / math.sqrt(2 * math.pi)
-    for alpha, value in zip(orders, found, strict=True):
+    for alpha, value in zip(orders, moments, strict=True):
         bracket = np.expm1((alpha - 1) * log_ratio) * -np.expm1(-alpha * log_ratio) * np.exp(log_ratio)
         sample = (bracket * density) @ weights * half
         assert abs(value - sample.mean()) < 5.5 * sample.std() / math.sqrt(4000) + 2e-3 * value

@@ -22,17 +22,17 @@ def test_survival_is_the_binomial_tail_down_to_1e_200_and_never_below_it(where):
     tilt = math.log((where / count) / (1.0 - where / count))  # the tilted mean sits at `where`
     power = tilted_power(measure, count=count, tilt=tilt, low=0, size=1024)
     exact = stats.binom.logsf(where - 1, count, 0.5)
-    found = power.log_survival()[where]
-    assert exact - 1e-9 <= found <= exact + 1e-6
+    survival = power.log_survival()[where]
+    assert exact - 1e-9 <= survival <= exact + 1e-6
     assert exact < -0.5
 
 
 def test_survival_without_a_tilt_is_right_in_the_bulk():
     power = tilted_power(bernoulli(0.3), count=500, tilt=0.0, low=0, size=512)
     exact = stats.binom.sf(np.arange(0, 200) - 1, 500, 0.3)
-    found = np.exp(power.log_survival()[:200])
-    assert np.all(found >= exact - 1e-14)
-    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-9)
+    survival = np.exp(power.log_survival()[:200])
+    assert np.all(survival >= exact - 1e-14)
+    np.testing.assert_allclose(survival, exact, rtol=1e-6, atol=1e-9)
 
 
 def test_mass_below_the_window_wraps_upwards_and_never_lowers_a_tail():
@@ -60,8 +60,8 @@ def test_hockey_stick_agrees_with_fifty_digit_arithmetic():
             )
             i = math.ceil(eps / step) + 40
             tau = (i - 40) * step - eps
-            found = math.exp(log_d[i]) - math.expm1(-tau) * math.exp(log_b[i])
-            assert float(exact) * (1 - 1e-12) <= found <= float(exact) * (1 + 1e-8) + 1e-15
+            delta = math.exp(log_d[i]) - math.expm1(-tau) * math.exp(log_b[i])
+            assert float(exact) * (1 - 1e-12) <= delta <= float(exact) * (1 + 1e-8) + 1e-15
 
 
 def test_the_error_bound_covers_the_real_error_of_many_compositions():

@@ -189,7 +189,7 @@ def test_a_lowered_delta_that_the_runs_have_used_up_admits_nothing() -> None:
         lowered.admit(spent, lowered.price(rows(1e6, 1)))
 
 
-def test_a_delta_that_runs_were_priced_at_is_told() -> None:
+def test_a_delta_that_runs_were_priced_at_is_stated() -> None:
     priced = PrivacyFilter(
         PrivacyBudget(1.0, DELTA),
         orders=(4.0,),

@@ -72,9 +72,9 @@ def test_a_mixture_keeps_the_mass_and_the_total_variation():
     rng = np.random.default_rng(1)
     h = rng.beta(0.5, 159.5, size=(200_000, 200)).sum(axis=1)
     sampled = np.array([math.erf(math.sqrt(0.2 * value / 8.0)) for value in h])
-    found = float(mixture.weights @ np.array([math.erf(s / math.sqrt(8.0)) for s in nodes]))
+    variation = float(mixture.weights @ np.array([math.erf(s / math.sqrt(8.0)) for s in nodes]))
     error = 5.0 * sampled.std() / math.sqrt(sampled.size)
-    assert sampled.mean() - error <= found <= sampled.mean() * (1.0 + 2e-3) + error
+    assert sampled.mean() - error <= variation <= sampled.mean() * (1.0 + 2e-3) + error
 
 
 @pytest.mark.parametrize(("d", "ratio"), [(1196, 0.2), (50, 0.5), (50, 2.0), (50, 30.0), (7, 1.0), (4, 5.0)])
@@ -86,5 +86,5 @@ def test_one_direction_is_bounded_at_any_noise(d, ratio):
     s = math.sqrt(law.scale) * cosine
     inner = ndtr(s / 2) - 2 * ndtr(-s / 2) + np.exp(s * s + log_ndtr(-1.5 * s))
     exact = math.log(trapezoid(inner * density, cosine) / trapezoid(density, cosine))
-    found = one_sided_table.precise_moment(law, 12, upper=False)[2]
-    assert exact - 1e-7 <= found <= exact + 5e-3
+    moment = one_sided_table.precise_moment(law, 12, upper=False)[2]
+    assert exact - 1e-7 <= moment <= exact + 5e-3

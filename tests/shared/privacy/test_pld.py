@@ -53,9 +53,9 @@ def test_the_reference_column_is_reproduced_to_three_digits(row):
     for target, sigma in zip((10.0, 3.0, 1.0), sigmas, strict=True):
         # d log(epsilon) / d log(sigma) is about -1.5; two evaluations and a secant give sigma to 1e-4.
         near = [math.log(pld.epsilon(rows(d, k, n, b, sigma * f), steps, delta) / target) for f in (0.99, 1.01)]
-        found = sigma * (1.0 + 0.01 * (near[0] + near[1]) / (near[0] - near[1]))
+        solved = sigma * (1.0 + 0.01 * (near[0] + near[1]) / (near[0] - near[1]))
         last_digit = 10.0 ** (math.floor(math.log10(sigma)) - 2)
-        assert abs(found - sigma) < 0.6 * last_digit, f"epsilon {target}: sigma {found:.4f}"
+        assert abs(solved - sigma) < 0.6 * last_digit, f"epsilon {target}: sigma {solved:.4f}"
 
 
 def test_the_published_run_as_an_idealised_mechanism():
@@ -80,12 +80,12 @@ def test_composition_of_gaussians_is_the_analytic_gaussian_mechanism(s, steps, d
     # The FFT path, which pld.epsilon itself does not need at gamma = 1.
     plan = pld._plan(ShiftLaw(1, 1, 0.0, s * s), 1.0, steps, delta)
     power, log_lost = pld._compose(plan)
-    found = pld._solve(power, delta - math.exp(log_lost))
+    epsilon = pld._solve(power, delta - math.exp(log_lost))
     total = s * math.sqrt(steps)
     exact = brentq(
         lambda x: math.log(max(gaussian_delta(x, total), 5e-324)) - math.log(delta), 0.0, 60 * total + total**2
     )
-    assert exact * (1 - 1e-9) <= found <= exact * (1 + 5e-4)
+    assert exact * (1 - 1e-9) <= epsilon <= exact * (1 + 5e-4)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_composed_step_agrees_with_sampling(d, k, sigma, n, b, steps):
     total = sample_losses(rng, step.shift(), step.sampling_ratio, (60_000, steps)).sum(axis=1)
     for eps in (0.2, 1.0, 2.0):
         sample = np.maximum(0.0, -np.expm1(eps - total))
-        found = run_delta(step, steps, eps)
-        assert abs(found - sample.mean()) < 5.5 * sample.std() / math.sqrt(total.size) + 1e-3 * found
+        delta = run_delta(step, steps, eps)
+        assert abs(delta - sample.mean()) < 5.5 * sample.std() / math.sqrt(total.size) + 1e-3 * delta
 
 
 @pytest.mark.statistical

@@ -30,9 +30,9 @@ def exact_gaussian(eps: float, s: float) -> mpmath.mpf:
 def test_one_dimension_is_the_analytic_gaussian_mechanism(s, share):
     eps = s * s / 2 + share * s  # share standard deviations above the mean loss
     exact = float(exact_gaussian(eps, s))
-    found = release_delta(ShiftLaw(1, 1, s * s), eps)
-    assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-7)
-    assert profile.epsilon(ShiftLaw(1, 1, s * s), found) == pytest.approx(eps, rel=1e-6, abs=1e-9)
+    delta = release_delta(ShiftLaw(1, 1, s * s), eps)
+    assert exact * (1 - 1e-11) <= delta <= exact * (1 + 1e-7)
+    assert profile.epsilon(ShiftLaw(1, 1, s * s), delta) == pytest.approx(eps, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize(("d", "sigma", "eps"), [(3, 0.5, 0.3), (784, 0.02, 1.0), (50, 0.1, 5.0), (2, 2.0, 0.1)])
@@ -46,8 +46,8 @@ def test_one_direction_is_the_average_over_a_beta_variable(d, sigma, eps):
         typical = 1 / math.sqrt(d)
         knots = sorted({0.0, *(min(1.0, typical * j) for j in (1, 2, 4, 7, 12)), 1.0})
         exact = float(mpmath.quad(integrand, knots))
-    found = release_delta(ShiftLaw(d, 1, 1 / sigma**2), eps)
-    assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-3)
+    delta = release_delta(ShiftLaw(d, 1, 1 / sigma**2), eps)
+    assert exact * (1 - 1e-9) <= delta <= exact * (1 + 2e-3)
 
 
 @pytest.mark.statistical
@@ -58,8 +58,8 @@ def test_profile_agrees_with_sampled_directions(d, k, sigma, eps):
     h = rng.beta(0.5, (d - 1) / 2, size=(40_000, k)).sum(axis=1)
     s = np.sqrt(h) / sigma
     sample = ndtr(s / 2 - eps / s) - np.exp(eps + log_ndtr(-s / 2 - eps / s))
-    found = release_delta(ShiftLaw(d, k, 1 / sigma**2), eps)
-    assert abs(found - sample.mean()) < 5.5 * sample.std() / 200.0 + 1e-3 * found
+    delta = release_delta(ShiftLaw(d, k, 1 / sigma**2), eps)
+    assert abs(delta - sample.mean()) < 5.5 * sample.std() / 200.0 + 1e-3 * delta
 
 
 @given(
@@ -116,10 +116,10 @@ def test_values_outside_the_range_are_refused_by_name(call, name):
 )
 def test_gaussian_releases_compose_to_one(sigmas, delta):
     square = math.fsum(1.0 / sigma**2 for sigma in sigmas)
-    found = profile.epsilon(ShiftLaw(1, 1, 0.0, square), delta)
-    assert found == pytest.approx(profile.epsilon(ShiftLaw(1, 1, square), delta), rel=1e-9)
+    epsilon = profile.epsilon(ShiftLaw(1, 1, 0.0, square), delta)
+    assert epsilon == pytest.approx(profile.epsilon(ShiftLaw(1, 1, square), delta), rel=1e-9)
     # One more release costs more, and the Renyi bound is above.
-    assert profile.epsilon(ShiftLaw(1, 1, 0.0, square + 1.0), delta) > found
+    assert profile.epsilon(ShiftLaw(1, 1, 0.0, square + 1.0), delta) > epsilon
     orders = 1.0 + np.geomspace(1e-3, 1e4, 300)
     renyi = square * orders / 2.0 + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
-    assert found <= max(0.0, renyi.min())
+    assert epsilon <= max(0.0, renyi.min())

@@ -54,8 +54,8 @@ SIGMAS = {  # docs/privacy, 8: sigma for epsilon 10 / 3 / 1
 def test_sigmas_of_the_table(name: str) -> None:
     for bound, row in zip((Bound.BERNSTEIN_PUBLISHED, Bound.CLT), SIGMAS[name], strict=True):
         for target, sigma in zip((10.0, 3.0, 1.0), row, strict=True):
-            found = calibrate_sigma(RUNS[name].run, epsilon=target, delta=RUNS[name].delta, bound=bound)
-            assert found == pytest.approx(sigma, rel=4e-3)
+            calibrated = calibrate_sigma(RUNS[name].run, epsilon=target, delta=RUNS[name].delta, bound=bound)
+            assert calibrated == pytest.approx(sigma, rel=4e-3)
             assert not bound.is_guarantee
 
 

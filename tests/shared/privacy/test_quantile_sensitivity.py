@@ -166,7 +166,7 @@ def test_all_coefficients_of_an_orthonormal_basis_cost_what_rows_cost():
     assert StepEvent(1000, 32, (QuantileCoefficients(16, 4, 32, 0.7),)).shift() == rows
 
 
-def kept(basis: np.ndarray, difference: np.ndarray) -> float:
+def share_inside(basis: np.ndarray, difference: np.ndarray) -> float:
     """Share of a difference's squared norm inside the span of orthonormal columns."""
     return float(((basis.T @ difference) ** 2).sum() / (difference @ difference))
 
@@ -198,4 +198,4 @@ def test_the_pages_comparison_of_bases_on_the_scale_of_a_normal_law(name, count,
             low, high = (slope, high) if g @ g < b else (low, slope)
         basis = np.stack([np.ones(b), g], axis=1) / math.sqrt(b)
     assert b * (basis**2).sum(axis=1).max() == pytest.approx(kappa, rel=1e-5)
-    assert 100 * (1 - kept(basis, score)) == pytest.approx(lost, abs=0.06)
+    assert 100 * (1 - share_inside(basis, score)) == pytest.approx(lost, abs=0.06)

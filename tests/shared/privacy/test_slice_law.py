@@ -63,9 +63,9 @@ def test_sums_have_the_right_mean_and_a_generating_function_just_above_the_exact
     assert masses.sum() == pytest.approx(1.0, abs=1e-12)
     assert 0.0 <= (h @ masses) / (k / d) - 1.0 < 1.5e-4
     for theta in np.array([0.1, 1.0, 2.0]) * d / math.sqrt(k + 9):
-        found = math.log(masses @ np.exp(theta * (h - k / d))) + theta * k / d
-        wanted = float(exact.log_mgf(theta))
-        assert wanted * (1 - 1e-10) <= found <= wanted * (1 + 3e-4)
+        bound = math.log(masses @ np.exp(theta * (h - k / d))) + theta * k / d
+        log_mgf = float(exact.log_mgf(theta))
+        assert log_mgf * (1 - 1e-10) <= bound <= log_mgf * (1 + 3e-4)
 
 
 @pytest.mark.parametrize(("d", "k", "sigma"), [(784, 200, 0.5), (50, 100, 1.5), (5, 3, 0.6), (8192, 2000, 0.3)])
@@ -98,9 +98,9 @@ def test_nodes_never_lower_a_profile_of_the_lattice(d, k, sigma, eps, constant):
     fine = np.sqrt(law.scale * h + law.constant)
     present = fine > 0
     exact = masses[present] @ gaussian_profile(eps, fine[present])
-    found = nodes.weights @ gaussian_profile(eps, nodes.shifts)
-    assert found >= exact * (1 - 1e-9) - 1e-14
-    assert found <= exact * 1.1 + 1e-14  # far out in the tail that is a thousandth of epsilon
+    average = nodes.weights @ gaussian_profile(eps, nodes.shifts)
+    assert average >= exact * (1 - 1e-9) - 1e-14
+    assert average <= exact * 1.1 + 1e-14  # far out in the tail that is a thousandth of epsilon
 
 
 def test_a_constant_law_is_one_node():
@@ -121,5 +121,5 @@ def test_profile_average_agrees_with_sampled_directions():
     nodes = shift_nodes(ShiftLaw(d, k, 1.0 / sigma**2), log_tail=-60.0)
     for eps in (0.0, 0.5, 2.0):
         sample = gaussian_profile(eps, s)
-        found = nodes.weights @ gaussian_profile(eps, nodes.shifts)
-        assert abs(found - sample.mean()) < 5.5 * sample.std() / math.sqrt(s.size) + 2e-4 * found
+        average = nodes.weights @ gaussian_profile(eps, nodes.shifts)
+        assert abs(average - sample.mean()) < 5.5 * sample.std() / math.sqrt(s.size) + 2e-4 * average

@@ -45,9 +45,9 @@ def failed_call(handler):
 
 
 def test_every_protocol_error_is_in_the_table():
-    known = {row.error for row in REASONS}
+    listed = {row.error for row in REASONS}
     tree = set(errors.ProtocolError.__subclasses__())
-    assert tree <= known
+    assert tree <= listed
     assert len({row.reason for row in REASONS}) == len(REASONS)
 
 

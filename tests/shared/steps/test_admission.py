@@ -100,7 +100,7 @@ def test_a_sample_of_a_few_records_is_refused():
     assert _run(batch_size=9, data=few, limits=Limits()).event.step.batch == 9
 
 
-def test_all_violations_are_told_at_once():
+def test_all_violations_are_listed_at_once():
     declared = gradient(quantiles(2, 1.0, directions=10**6), ClippedSum(("nope",), 1.0, 50.0))
     with pytest.raises(RequestInvalid) as caught:
         _run(declared, batch_size=5000)
@@ -147,9 +147,9 @@ def test_each_rule_of_a_step_is_enforced_by_name(request_, field):
     assert [violation[0] for violation in caught.value.violations] == [field]
 
 
-def test_uploaded_source_features_are_found_by_their_digest():
-    kept = {"c" * 64: np.ones((9, 4), np.float32)}
-    assert _step(GradientRequest("c" * 64), public=kept.__getitem__).source is kept["c" * 64]
+def test_uploaded_source_features_are_read_by_their_digest():
+    features = {"c" * 64: np.ones((9, 4), np.float32)}
+    assert _step(GradientRequest("c" * 64), public=features.__getitem__).source is features["c" * 64]
 
 
 def test_which_mechanism_takes_which_request():

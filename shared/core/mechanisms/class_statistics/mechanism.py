@@ -224,8 +224,8 @@ class ClassStatistics(LinearMechanism[StatisticsDeclaration, StatisticsRequest, 
     def summary(self, declared: StatisticsDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""
         d = facts.model.feature_dimension
-        told = f"noised counts and sums of {d} features for each of {declared.classes} classes"
-        return f"{told}, and their {d} x {d} second moments" if declared.moment_weight else told
+        text = f"noised counts and sums of {d} features for each of {declared.classes} classes"
+        return f"{text}, and their {d} x {d} second moments" if declared.moment_weight else text
 
 
 def moments_of(dimension: int) -> int:

@@ -209,9 +209,9 @@ class Distributions(LinearMechanism[DistributionsDeclaration, DistributionsReque
 
     def summary(self, declared: DistributionsDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""
-        told = f"{declared.coefficients} noised coefficients of the distribution function of all records in each of "
-        told += f"{declared.directions} directions"
-        return f"{told} for each of {declared.classes} classes, and their counts" if declared.classes else told
+        text = f"{declared.coefficients} noised coefficients of the distribution function of all records in each of "
+        text += f"{declared.directions} directions"
+        return f"{text} for each of {declared.classes} classes, and their counts" if declared.classes else text
 
 
 class LabelledDistributions(Distributions):

@@ -189,9 +189,9 @@ def bin_places(
     """
     lowest = 1.0 / classes
     scaled = np.clip((confidences - lowest) / (1.0 - lowest), 0.0, 1.0) * bins
-    found = np.minimum(np.floor(scaled), bins - 1).astype(np.int64)
-    places = np.rint((scaled - found - 0.5) * PLACE_UNITS).astype(np.int64)
-    return found, np.clip(places, -PLACE_UNITS // 2, PLACE_UNITS // 2)
+    numbers = np.minimum(np.floor(scaled), bins - 1).astype(np.int64)
+    places = np.rint((scaled - numbers - 0.5) * PLACE_UNITS).astype(np.int64)
+    return numbers, np.clip(places, -PLACE_UNITS // 2, PLACE_UNITS // 2)
 
 
 def largest_count(records: int, *, models: int, partly_labelled: bool) -> int:

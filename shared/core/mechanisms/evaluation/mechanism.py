@@ -174,14 +174,14 @@ class Evaluation(LinearMechanism[EvaluationDeclaration, EvaluationRequest, Evalu
     def summary(self, declared: EvaluationDeclaration, facts: Facts) -> str:
         """See `Mechanism`."""
         of_each = f" of each of {declared.models} models" if declared.models > 1 else ""
-        told = [f"the number of correct predictions{of_each}"]
+        statistics = [f"the number of correct predictions{of_each}"]
         if declared.partly_labelled and declared.models == 1:
-            told = ["the numbers of correct and of wrong predictions"]
+            statistics = ["the numbers of correct and of wrong predictions"]
         elif declared.partly_labelled:
-            told += ["the number of labelled records"]
-        told += [f"{declared.classes} x {declared.classes} counts"] * bool(declared.confusion_sigma)
-        told += [f"{declared.bins} bins of confidences"] * bool(declared.calibration_sigma)
-        return f"noised counts: {', '.join(told)}"
+            statistics += ["the number of labelled records"]
+        statistics += [f"{declared.classes} x {declared.classes} counts"] * bool(declared.confusion_sigma)
+        statistics += [f"{declared.bins} bins of confidences"] * bool(declared.calibration_sigma)
+        return f"noised counts: {', '.join(statistics)}"
 
 
 EVALUATION = Evaluation()

@@ -118,11 +118,11 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
                 broken.append(("declaration.sigma", str(error)))
         if facts.data.records > _MOST_RECORDS:
             broken.append(("parameters.batch_size", f"is {facts.data.records}; at most {_MOST_RECORDS} are added up"))
-        field, names, known = "declaration.parameters", declared.parameters, facts.model.parameter_shapes
+        field, names, shapes = "declaration.parameters", declared.parameters, facts.model.parameter_shapes
         if len(set(names)) != len(names):
             broken.append((field, "must name each parameter once"))
-        if unknown := [name for name in names if name not in known]:
-            some = ", ".join(sorted(known)[:20]) or "none"
+        if unknown := [name for name in names if name not in shapes]:
+            some = ", ".join(sorted(shapes)[:20]) or "none"
             broken.append((field, f"{unknown[:5]} are no parameters of the extractor with a gradient; it has {some}"))
         if (size := facts.model.size(names)) > limits.max_adapted_parameters:
             broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))

@@ -177,9 +177,9 @@ class ScoreStatistics(LinearMechanism[ScoresDeclaration, ScoresRequest, ScoresRe
         self, request: ScoresRequest, declared: ScoresDeclaration, facts: Facts, limits: Limits
     ) -> list[Violation]:
         """See `Mechanism`."""
-        wanted = (declared.classes, declared.columns)
-        if request.correction.shape != wanted:
-            return [("payload.correction", f"has shape {request.correction.shape}; this run declared {wanted}")]
+        shape = (declared.classes, declared.columns)
+        if request.correction.shape != shape:
+            return [("payload.correction", f"has shape {request.correction.shape}; this run declared {shape}")]
         return []
 
     def synthetic(self, declared: ScoresDeclaration, run: RunSize, facts: Facts) -> ScoresRequest:

@@ -50,13 +50,13 @@ def test_the_furthest_pair_is_as_far_as_is_said_and_no_pair_is_further(weights):
             one, other = (vector(weights, k, inside(u)) for k, u in zip(labels, (flat[:d], flat[d:]), strict=True))
             return float(np.linalg.norm(one - other))
 
-        found = [distance(scale * rng.normal(size=2 * dimension)) for scale in (0.3, 1.0, 3.0) for _ in range(40)]
+        distances = [distance(scale * rng.normal(size=2 * dimension)) for scale in (0.3, 1.0, 3.0) for _ in range(40)]
         for _ in range(3):  # climbing from random places
             start = rng.normal(size=2 * dimension)
             climbed = minimize(lambda flat: -distance(flat), start, method="Nelder-Mead", options={"maxiter": 800})
-            found.append(-climbed.fun)
-        assert max(found) <= stated * (1.0 + 1e-12)
-        worst = max(worst, *found)
+            distances.append(-climbed.fun)
+        assert max(distances) <= stated * (1.0 + 1e-12)
+        worst = max(worst, *distances)
     assert worst > stated * (1.0 - 1e-3)
 
 

@@ -46,8 +46,8 @@ def test_sums_are_those_of_python_integers_whatever_the_rows_the_order_and_the_t
     for a in range(6):
         assert whole[1][1, a] == sum(row[a] for row, label in zip(v, labels, strict=True) if label == 1)
         for b in range(6):
-            wanted = sum(row[a] * row[b] for row in v) if b >= a else 0
-            assert whole[2][a, b] == wanted  # in Python's integers, without a last bit
+            exact = sum(row[a] * row[b] for row in v) if b >= a else 0
+            assert whole[2][a, b] == exact  # in Python's integers, without a last bit
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -25,8 +25,8 @@ def test_the_source_loss_mirrors_the_target_loss():
 
 
 def test_a_logit_that_is_not_finite_pulls_like_zero():
-    found = target_cotangents(torch.tensor([[float("nan")], [float("inf")], [0.0]]))
-    torch.testing.assert_close(found, torch.full((3, 1), -0.5))
+    cotangents = target_cotangents(torch.tensor([[float("nan")], [float("inf")], [0.0]]))
+    torch.testing.assert_close(cotangents, torch.full((3, 1), -0.5))
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 1, 1)])

@@ -75,15 +75,15 @@ def test_counts_are_those_of_a_loop_over_records_whatever_the_parts():
     np.testing.assert_array_equal(total.sums[0], whole)
     U = public_directions(3, 4, 10).numpy()
     clipped = own_map.clipped(torch.from_numpy(features)).double().numpy()
-    wanted, near = np.zeros((3, 10, CELLS), dtype=np.int64), 0
+    looped, near = np.zeros((3, 10, CELLS), dtype=np.int64), 0
     for row, label in zip(clipped, labels, strict=True):
         for j in range(10):
             place = float(row @ U[:, j]) * THRESHOLDS / 0.5
             near += abs(place - math.floor(place) - 0.5) < 1e-3  # on an edge, within float32's rounding
             if label != UNLABELLED:
                 cell = min(max(round(place), -THRESHOLDS // 2), THRESHOLDS // 2)
-                wanted[label, j, cell + THRESHOLDS // 2] += 1
-    assert np.abs(whole - wanted).sum() <= 2 * near < 200
+                looped[label, j, cell + THRESHOLDS // 2] += 1
+    assert np.abs(whole - looped).sum() <= 2 * near < 200
     assert (whole.sum(axis=2) == np.bincount(labels[labels >= 0], minlength=3)[:, None]).all()
 
 
@@ -97,14 +97,14 @@ def test_the_release_without_noise_is_the_smooth_encoding_summed_by_class():
         counter = mechanism.accumulator(declared, facts, CPU)
         counter.add(torch.from_numpy(features), labels if classes else None)
         reply = mechanism.released(declared, facts, ShardSum(Shard(0, n), counter.sums), NoNoise())
-        found = Released.of(mechanism.reply.from_bytes(reply.to_bytes()), declared)
+        released = Released.of(mechanism.reply.from_bytes(reply.to_bytes()), declared)
         clipped = FeatureMap.identity(d).clipped(torch.from_numpy(features)).double()
         each = encoded(clipped @ public_directions(3, d, k), window=0.6, coefficients=L)  # (n, L, k)
         kinds = labels if classes else np.zeros(n, dtype=np.int64)
-        wanted = np.stack([each[kinds == c].sum(dim=0).numpy() for c in range(max(1, classes))])
+        exact = np.stack([each[kinds == c].sum(dim=0).numpy() for c in range(max(1, classes))])
         # A cell is a 256th of the window; that each record lies at its middle averages out.
-        assert np.abs(found.coefficients - wanted).max() < 4.0 * math.sqrt(n / THRESHOLDS)
-        np.testing.assert_allclose(found.counts, np.bincount(labels, minlength=3)[: max(0, classes)], atol=0.01)
+        assert np.abs(released.coefficients - exact).max() < 4.0 * math.sqrt(n / THRESHOLDS)
+        np.testing.assert_allclose(released.counts, np.bincount(labels, minlength=3)[: max(0, classes)], atol=0.01)
     assert np.abs(cell_table(THRESHOLDS)).max() <= largest_coefficient()
 
 
@@ -132,9 +132,9 @@ def test_no_two_records_are_further_apart_than_the_theorem_says(data):
         others = -one, one * rng.normal(), one + 0.02 * rng.normal(size=d), rng.normal(size=d), 0.0 * one
         records += [one, *others]
     # Each record is a class of its own, so that one pass tells the cells of all.
-    (found,) = counted(np.stack(records), np.arange(18), classes=18, k=k, window=window)
+    (counts,) = counted(np.stack(records), np.arange(18), classes=18, k=k, window=window)
     bound = declared.sensitivity(d) ** 2
-    for one, *others in found.argmax(axis=2).reshape(3, 6, k):
+    for one, *others in counts.argmax(axis=2).reshape(3, 6, k):
         for other, same in itertools.product(others, (True, False)):
             assert _reached(table, one, other, same, weight) <= bound
 
@@ -160,16 +160,16 @@ def test_the_bound_is_nearly_reached_and_the_price_does_not_grow_with_coefficien
 def test_shards_that_begin_together_wait_for_one_draw_of_their_directions(monkeypatch):
     drawn = []
 
-    def slow(*wanted):
-        drawn.append(wanted)
+    def slow(*arguments):
+        drawn.append(arguments)
         time.sleep(0.05)
-        return orthogonal_directions(*wanted)
+        return orthogonal_directions(*arguments)
 
     monkeypatch.setattr(histograms, "orthogonal_directions", slow)
     seed = 2**31 - 5  # of no other test: directions are remembered
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(lambda _: public_directions(seed, 3, 4), range(3)))
-    assert found[0] is found[1] is found[2]
+        directions = list(threads.map(lambda _: public_directions(seed, 3, 4), range(3)))
+    assert directions[0] is directions[1] is directions[2]
     public_directions(seed + 1, 3, 4)  # of a run that is tried in the middle of the pass
-    assert public_directions(seed, 3, 4) is found[0]
+    assert public_directions(seed, 3, 4) is directions[0]
     assert len(drawn) == 2

@@ -71,16 +71,16 @@ def test_the_sums_are_those_of_a_plain_loop():
     labels = rng.integers(classes, size=n)
     correct, confusion, calibration = signals(_counted(scores, labels, classes=classes, bins=bins).sums)
     edges = bin_edges(classes=classes, bins=bins)
-    wanted, table = np.zeros((classes, classes)), np.zeros((3, bins))
+    matrix, table = np.zeros((classes, classes)), np.zeros((3, bins))
     for row, label in zip(scores, labels, strict=True):
         p = np.exp(row) / np.exp(row).sum()
         guess = int(p.argmax())
-        wanted[label, guess] += 1
+        matrix[label, guess] += 1
         b = max(j for j in range(bins) if p[guess] >= edges[j])
         table[0 if guess == label else 1, b] += 1
         table[2, b] += 0.25 * ((p[guess] - edges[b]) / (edges[1] - edges[0]) - 0.5)
-    assert correct[0] == np.trace(wanted)
-    np.testing.assert_array_equal(confusion, wanted)
+    assert correct[0] == np.trace(matrix)
+    np.testing.assert_array_equal(confusion, matrix)
     np.testing.assert_array_equal(calibration[:2], table[:2])
     np.testing.assert_allclose(calibration[2], table[2], atol=n * 2.0**-22)
 

@@ -113,19 +113,19 @@ def test_the_price_is_opacus_at_equal_noise_for_the_sensitivity_and_never_lower(
 
     delta = 1e-5
     own = calibration.epsilon(event(records, batch, steps, multiplier), delta)
-    told = {}
+    prices = {}
     for kind in (PRVAccountant, RDPAccountant):
         accountant = kind()
         accountant.history = [(multiplier, batch / records, steps)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the default orders are not the best for all of these
-            told[kind] = float(accountant.get_epsilon(delta))
+            prices[kind] = float(accountant.get_epsilon(delta))
     slack = 0.01  # Opacus's own eps_error
-    assert own >= told[PRVAccountant] - slack
-    assert own <= 1.05 * told[RDPAccountant]
-    assert own <= 1.2 * told[PRVAccountant]
+    assert own >= prices[PRVAccountant] - slack
+    assert own <= 1.05 * prices[RDPAccountant]
+    assert own <= 1.2 * prices[PRVAccountant]
     if batch == records:  # no sampling: both are the Gaussian mechanism's exact profile
-        assert own == pytest.approx(told[PRVAccountant], rel=0.02)
+        assert own == pytest.approx(prices[PRVAccountant], rel=0.02)
 
 
 def test_the_noise_is_calibrated_to_the_charge_and_checked_by_a_third_accountant(make_labelled, model):

@@ -110,8 +110,8 @@ def test_source_of_another_size_is_averaged_over_the_batchs_parts(
     repeated = projections.cpu().sort(dim=0).values.repeat_interleave(batch, dim=0)
     averaged = repeated.reshape(batch, source, 3).mean(dim=1)
     expected = cosine_basis(batch, count).T @ averaged
-    found = source_coefficients(projections, batch=batch, coefficients=count)
-    assert torch.allclose(found.cpu(), expected, atol=1e-12)
+    coefficients = source_coefficients(projections, batch=batch, coefficients=count)
+    assert torch.allclose(coefficients.cpu(), expected, atol=1e-12)
 
 
 def test_all_coefficients_give_the_whole_distance(generator: torch.Generator) -> None:

@@ -76,12 +76,12 @@ def test_gaps_are_target_minus_source_over_the_root_of_the_batch(source: torch.T
     assert gaps[1].abs().max() < 1e-6
 
 
-def test_translation_is_found_in_feature_units(source: torch.Tensor, U: torch.Tensor) -> None:
+def test_translation_is_recovered_in_feature_units(source: torch.Tensor, U: torch.Tensor) -> None:
     translation = torch.zeros(D, device=source.device)
     translation[4] = 0.05
     released = source_coefficients((source + translation) @ U, batch=BATCH, coefficients=1)
-    found = QuantileCotangent.from_release(released, source, U, batch=BATCH)
-    displacement = found.batch(source).mean(dim=0) * found.scale
+    recovered = QuantileCotangent.from_release(released, source, U, batch=BATCH)
+    displacement = recovered.batch(source).mean(dim=0) * recovered.scale
     # U U^T d / k is near the identity: entries off by about sqrt(d / k).
     assert float(displacement[4]) == pytest.approx(0.05, rel=0.3)
     assert float((displacement - translation).norm()) < 0.03
@@ -98,8 +98,8 @@ def test_no_record_sees_another(cotangent: QuantileCotangent, source: torch.Tens
     before = cotangent.batch(batch)
     batch[9] = clip_records(torch.full((1, D), 1e20, device=source.device))[0]
     after = cotangent.batch(batch)
-    kept = [i for i in range(32) if i != 9]
-    assert torch.equal(before[kept], after[kept])
+    others = [i for i in range(32) if i != 9]
+    assert torch.equal(before[others], after[others])
     assert not torch.equal(before[9], after[9])
 
 

@@ -54,7 +54,7 @@ def test_gradient_reaches_the_source_features(U: torch.Tensor, generator: torch.
     assert torch.autograd.gradcheck(loss, (features,))
 
 
-def test_translation_is_found_in_feature_units(U: torch.Tensor, generator: torch.Generator) -> None:
+def test_translation_is_recovered_in_feature_units(U: torch.Tensor, generator: torch.Generator) -> None:
     features = clip_records(0.1 * torch.randn(300, D, generator=generator)).to(U.device)
     translation = torch.zeros(D, device=U.device)
     translation[2] = 0.1

@@ -90,11 +90,11 @@ def test_small_records_add_the_gradient_and_the_curvature_of_the_log_loss():
     counts, gradient, square = whole.sums
     np.testing.assert_array_equal(counts, np.bincount(labels[labels >= 0], minlength=classes))
 
-    known = torch.from_numpy(labels >= 0)
-    basis = torch.cat([torch.ones(n, 1), outputs[:, : d - 1]], dim=1)[known]
+    labelled = torch.from_numpy(labels >= 0)
+    basis = torch.cat([torch.ones(n, 1), outputs[:, : d - 1]], dim=1)[labelled]
     own = torch.from_numpy(correction).double().requires_grad_()
-    scores = outputs[known][:, d - 1 :] + basis @ own.T
-    loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels)[known], reduction="sum")
+    scores = outputs[labelled][:, d - 1 :] + basis @ own.T
+    loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels)[labelled], reduction="sum")
     (slope,) = torch.autograd.grad(loss, own)
     near = n * 2.0**-ROUNDED  # half a unit for each record, twice
     np.testing.assert_allclose(gradient * 2.0**-ROUNDED, -0.05 * slope.numpy() / math.sqrt(2.0), atol=near)

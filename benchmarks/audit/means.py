@@ -56,7 +56,7 @@ from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_po
 
 
 @dataclass(frozen=True)
-class KnownMean(Attack):
+class MeanAttack(Attack):
     """One release of a full batch, whose mean in D and in D' the attacker knows."""
 
     @abc.abstractmethod
@@ -80,9 +80,9 @@ class KnownMean(Attack):
         return Released(b"", torch.cat(flat), None, noise)
 
 
-def of_known_mean(attack: Attack, releases: Sequence[Released]) -> float:
+def of_mean(attack: Attack, releases: Sequence[Released]) -> float:
     """Sum over steps of the exact log-likelihood ratio of everything that was released."""
-    assert isinstance(attack, KnownMean)
+    assert isinstance(attack, MeanAttack)
     total = 0.0
     for one in releases:
         first, other = ((one.values - mean) / torch.tensor(one.sigmas) for mean in attack.means)
@@ -91,7 +91,7 @@ def of_known_mean(attack: Attack, releases: Sequence[Released]) -> float:
 
 
 @dataclass(frozen=True)
-class PointsAttack(KnownMean):
+class PointsAttack(MeanAttack):
     """On the gradient in generated points: all of them lie at 0, so that D draws them to v, and the canary to -v."""
 
     points: int = 16
@@ -134,7 +134,7 @@ class PointsAttack(KnownMean):
 
 
 @dataclass(frozen=True)
-class StatisticsAttack(KnownMean):
+class StatisticsAttack(MeanAttack):
     """On class statistics at the weights that cost nothing: opposite features of one class, the furthest pair."""
 
     @property
@@ -174,7 +174,7 @@ class StatisticsAttack(KnownMean):
 
 
 @dataclass(frozen=True)
-class ScoresAttack(KnownMean):
+class ScoresAttack(MeanAttack):
     """On score statistics of the constant alone: the model is all but sure, and wrong, of every record.
 
     Records are of class 0 and the scores say 1; of the canary it is the other way round. Their gradients are opposite
@@ -214,7 +214,7 @@ class ScoresAttack(KnownMean):
 
 
 @dataclass(frozen=True)
-class SumsAttack(KnownMean):
+class SumsAttack(MeanAttack):
     """On sums of features under a map and weights that the step brings: opposite features, the furthest pair."""
 
     @property
@@ -245,7 +245,7 @@ class SumsAttack(KnownMean):
 
 
 @dataclass(frozen=True)
-class DistributionsAttack(KnownMean):
+class DistributionsAttack(MeanAttack):
     """On distribution functions with every coefficient: v lies between the directions, where all projections move."""
 
     @property
@@ -279,16 +279,16 @@ class DistributionsAttack(KnownMean):
         table = torch.from_numpy(cell_table(THRESHOLDS).copy())
         own, opposite = (table[place].T.reshape(-1) for place in cells)
         moved = 1.0 if neighbour else 0.0
-        found = (self.records - moved) * own + moved * opposite
+        total = (self.records - moved) * own + moved * opposite
         if not self.classes:
-            return found
+            return total
         counts = torch.zeros(self.classes, dtype=torch.float64)
         counts[0] = self.records
-        return torch.cat([counts, found, torch.zeros((self.classes - 1) * len(found), dtype=torch.float64)])
+        return torch.cat([counts, total, torch.zeros((self.classes - 1) * len(total), dtype=torch.float64)])
 
 
 @dataclass(frozen=True)
-class EvaluationAttack(KnownMean):
+class EvaluationAttack(MeanAttack):
     """On an evaluation: the canary's prediction is wrong at the least confidence, the others' right at the largest."""
 
     def module(self) -> nn.Module:
@@ -326,7 +326,7 @@ class EvaluationAttack(KnownMean):
 
 
 @dataclass(frozen=True)
-class LossAttack(KnownMean):
+class LossAttack(MeanAttack):
     """On the gradient of a loss at weights of zero: the canary's is opposite to all others'; critic without labels."""
 
     def module(self) -> nn.Module:
@@ -361,7 +361,7 @@ class LossAttack(KnownMean):
         return (self.records - opposite) * self.clip_norm * direction / torch.linalg.vector_norm(direction)
 
 
-_SCORES = {"likelihood ratio": of_known_mean}
+_SCORES = {"likelihood ratio": of_mean}
 ATTACKS: tuple[Attack, ...] = (
     *SLICED_ATTACKS,
     PointsAttack(

@@ -9,7 +9,7 @@ from torch import nn
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.source import source_loader, train_source
-from dpswd.public_client.replay import delivery, priors, twins
+from dpswd.public_client.replay import cross_fitting, delivery, priors
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import FeatureView
 
@@ -42,35 +42,35 @@ def by_heart():
 
 
 @pytest.fixture(scope="module")
-def honest(by_heart):
+def out_of_fold(by_heart):
     source, extractor, classifier = by_heart
-    return twins.Twins(extractor, classifier, source, seed=0).honest()
+    return cross_fitting.CrossFit(extractor, classifier, source, seed=0).out_of_fold()
 
 
 @pytest.mark.long
-def test_scores_are_as_right_as_on_fresh_records(by_heart, honest):
+def test_scores_are_as_right_as_on_fresh_records(by_heart, out_of_fold):
     """Deviations of 3.5 points of the source's records and 0.7 of the fresh ones; one seed, so always the same."""
     source, extractor, classifier = by_heart
     fixed, learned = extractor[0].weight.clone(), classifier.weight.detach().clone()
-    again = twins.Twins(extractor, classifier, source, seed=0).honest()
-    assert torch.equal(honest.scores, again.scores)
+    again = cross_fitting.CrossFit(extractor, classifier, source, seed=0).out_of_fold()
+    assert torch.equal(out_of_fold.scores, again.scores)
     assert torch.equal(extractor[0].weight, fixed)
     assert torch.equal(classifier.weight, learned)
     fresh = table(3000, 1)
     with torch.no_grad():
         there = right(classifier(extractor(fresh.images)), fresh)
     assert there < 0.9
-    assert right(honest.scores, source) == pytest.approx(there, abs=0.08)
-    assert "by models trained without them" in honest.told
+    assert right(out_of_fold.scores, source) == pytest.approx(there, abs=0.08)
+    assert "by models trained without them" in out_of_fold.origin
 
 
-def test_a_correction_that_training_records_call_harmless_is_left_out(by_heart, honest):
+def test_a_correction_that_training_records_call_harmless_is_left_out(by_heart, out_of_fold):
     """Nine in ten draws have the first class frequent and one has it absent: that costs, but not on known records."""
     source, extractor, classifier = by_heart
     often, never = torch.tensor([2.9, 0.05, 0.05]), torch.tensor([0.02, 1.49, 1.49])
     draws = torch.stack([often] * 90 + [never] * 10)
     with torch.no_grad():
-        known = classifier(extractor(source.images))
+        in_sample = classifier(extractor(source.images))
     weights = draws.mean(dim=0)
 
     def least(of: torch.Tensor) -> float:
@@ -78,19 +78,19 @@ def test_a_correction_that_training_records_call_harmless_is_left_out(by_heart, 
         changes = 100.0 * (corrected.double() - (of.argmax(dim=1) == source.labels).double())
         return float(priors.frequency_gains(changes, source.labels, draws).quantile(priors.UNSURE))
 
-    torch.testing.assert_close(honest.known, known)
-    assert least(known) > -priors.MOST_LOST
-    assert least(honest.scores) < -priors.MOST_LOST
-    kept = priors.safe_weights(honest, source.labels, weights, draws)
-    assert kept.weights is None
-    assert "may do harm" in kept.reason
+    torch.testing.assert_close(out_of_fold.in_sample, in_sample)
+    assert least(in_sample) > -priors.MOST_LOST
+    assert least(out_of_fold.scores) < -priors.MOST_LOST
+    safe = priors.safe_weights(out_of_fold, source.labels, weights, draws)
+    assert safe.weights is None
+    assert "may do harm" in safe.reason
 
 
 def test_an_extractor_that_takes_too_long_to_train_anew_stays_whole_and_that_is_said(by_heart):
     source, extractor, classifier = by_heart
-    honest = twins.Twins(extractor, classifier, source, seed=0, steps=50).honest()
-    assert "by classifiers trained without them" in honest.told
-    assert "what its extractor knows of them by heart is not known" in honest.told
+    out_of_fold = cross_fitting.CrossFit(extractor, classifier, source, seed=0, steps=50).out_of_fold()
+    assert "by classifiers trained without them" in out_of_fold.origin
+    assert "what its extractor knows of them by heart is not known" in out_of_fold.origin
 
 
 @pytest.mark.long
@@ -117,8 +117,8 @@ def test_a_view_must_promise_more_than_features_learned_on_the_source_flatter_th
         assert outcome(learned=False)[0] == "adapted by a view"
     finally:
         extractor[1].requires_grad_(True)
-    kept, reason = outcome(learned=True)
-    assert kept == "kept"
+    delivered, reason = outcome(learned=True)
+    assert delivered == "kept"
     assert "features flatter by" in reason
 
 
@@ -143,16 +143,18 @@ def test_no_learned_weight_outlives_the_draw_what_is_fixed_stays_and_the_seed_de
     parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(D, D))
     extractor = nn.Sequential(fixed, Tokens(), inner, parametrized, nn.Dropout(0.5)).eval()
     fixed[0].running_mean.fill_(3.0)
-    fresh = twins._fresh(extractor)
+    fresh = cross_fitting._fresh(extractor)
     for (name, before), after in zip(extractor.named_parameters(), fresh.parameters(), strict=True):
         assert torch.equal(before, after) != before.requires_grad, name
-    twins.trained_mode(fresh)
+    cross_fitting.trained_mode(fresh)
     fresh(source.images)
     assert float(fresh[0][0].running_mean[0]) == 3.0
     assert fresh[4].training
     classifier = nn.Linear(D, CLASSES)
     expected = torch.random.get_rng_state()
-    one, other = (twins.Twins(extractor, classifier, source, seed=1, steps=50).honest().scores for _ in range(2))
+    one, other = (
+        cross_fitting.CrossFit(extractor, classifier, source, seed=1, steps=50).out_of_fold().scores for _ in range(2)
+    )
     assert torch.equal(one, other)
     assert torch.equal(torch.random.get_rng_state(), expected)
 
@@ -160,10 +162,10 @@ def test_no_learned_weight_outlives_the_draw_what_is_fixed_stays_and_the_seed_de
 def test_a_model_that_was_not_trained_on_the_records_is_asked_itself_and_so_is_one_of_few_records():
     source = table(60, 0)
     classifier = nn.Linear(D, CLASSES).requires_grad_(False)
-    honest = twins.Twins(nn.Identity(), classifier, source, seed=0).honest()
-    assert torch.equal(honest.scores, honest.known)
-    assert "trained on none of them" in honest.told
+    out_of_fold = cross_fitting.CrossFit(nn.Identity(), classifier, source, seed=0).out_of_fold()
+    assert torch.equal(out_of_fold.scores, out_of_fold.in_sample)
+    assert "trained on none of them" in out_of_fold.origin
     few = source.part(slice(2))
     learned = nn.Sequential(nn.BatchNorm1d(D), nn.Linear(D, CLASSES)).eval()
-    honest = twins.Twins(nn.Identity(), learned, few, seed=0).honest()
-    assert torch.equal(honest.scores, honest.known)
+    out_of_fold = cross_fitting.CrossFit(nn.Identity(), learned, few, seed=0).out_of_fold()
+    assert torch.equal(out_of_fold.scores, out_of_fold.in_sample)

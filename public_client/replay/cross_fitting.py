@@ -40,18 +40,18 @@ _AS_WELL = 1.2, 0.02  # times, and nats more, that a twin's class loss may be th
 
 
 @dataclass(frozen=True)
-class Honest:
+class OutOfFold:
     """Scores of records by models that were not trained on them.
 
     Attributes:
         scores: (m, classes), of the source's records in their order.
-        known: (m, classes), the same by the model, which was.
-        told: whose they are, in words.
+        in_sample: (m, classes), the same by the model, which was.
+        origin: whose they are, in words.
     """
 
     scores: Tensor
-    known: Tensor
-    told: str
+    in_sample: Tensor
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Crossed:
         both: whether it is extractor and classifier in a row, not the classifier alone.
         data: its inputs, of the source's m records, with their labels.
         parts: (m,), from 0 to `FOLDS` - 1: the part that each record is in.
-        twins: by the part that a twin was trained without; each is held by the process that trained it.
+        models: by the part that a twin was trained without; each is held by the process that trained it.
         scores: (m, classes), of each part by its twin.
         learned: whether every twin learned as much as the module.
     """
@@ -72,13 +72,13 @@ class Crossed:
     both: bool
     data: Labelled
     parts: Tensor
-    twins: dict[int, nn.Module]
+    models: dict[int, nn.Module]
     scores: Tensor
     learned: bool
 
 
-class Twins:
-    """Of a model; they are trained when they are first asked.
+class CrossFit:
+    """Twins of a model; they are trained when they are first asked.
 
     Args:
         extractor: source-trained; parameters that are fixed do not require gradients.
@@ -109,7 +109,7 @@ class Twins:
         return scores_of(self._extractor, self._source.images)
 
     @cached_property
-    def _known(self) -> Tensor:
+    def _in_sample(self) -> Tensor:
         return scores_of(self._classifier, self._features)
 
     @cached_property
@@ -136,28 +136,28 @@ class Twins:
             return self._whole
         return self._alone if _learns(self._classifier) and self._alone.learned else None
 
-    def honest(self) -> Honest:
+    def out_of_fold(self) -> OutOfFold:
         """What is said of the source's records by models that were not trained on them, as far as there are any."""
-        right = _right(self._known, self._source)
+        right = _right(self._in_sample, self._source)
         if not _learns(self._extractor) and not _learns(self._classifier):
-            told = f"of the model, which was trained on none of them and is right on {right:.1f}%"
-            return Honest(self._known, self._known, told)
-        known = f"right on {right:.1f}% of the source's records, which it was trained on"
+            origin = f"of the model, which was trained on none of them and is right on {right:.1f}%"
+            return OutOfFold(self._in_sample, self._in_sample, origin)
+        model = f"right on {right:.1f}% of the source's records, which it was trained on"
         if self._whole is not None:
             scores = self._whole.scores
-            told = f"by models trained without them, {_told(scores, self._source)} (the model is {known})"
-            return Honest(scores, self._known, told)
+            origin = f"by models trained without them, {_say_accuracy(scores, self._source)} (the model is {model})"
+            return OutOfFold(scores, self._in_sample, origin)
         scores = self._alone.scores
         if _learns(self._extractor):
-            known += "; what its extractor knows of them by heart is not known, as training it anew takes too long here"
+            model += "; what its extractor knows of them by heart is not known, as training it anew takes too long here"
         if not _learns(self._classifier):
-            return Honest(scores, self._known, f"of the model, which is {known}")
+            return OutOfFold(scores, self._in_sample, f"of the model, which is {model}")
         if not self._alone.learned:
-            known += "; trained anew, the classifier learns less"
-        told = f"by classifiers trained without them, {_told(scores, self._source)} (the model is {known})"
-        return Honest(scores, self._known, told)
+            model += "; trained anew, the classifier learns less"
+        origin = f"by classifiers trained without them, {_say_accuracy(scores, self._source)} (the model is {model})"
+        return OutOfFold(scores, self._in_sample, origin)
 
-    def flattered(self) -> float | None:
+    def optimism(self) -> float | None:
         """Percentage points of accuracy by which features that were learned on the source's records flatter there.
 
         The classifier's twins see such features of records that were left out, twins of both modules honest ones. A
@@ -167,39 +167,39 @@ class Twins:
             return 0.0
         if self._whole is None:
             return None
-        seen = _right(self._alone.scores if self._alone.learned else self._known, self._source)
+        seen = _right(self._alone.scores if self._alone.learned else self._in_sample, self._source)
         return max(0.0, seen - _right(self._whole.scores, self._source))
 
     def _itself(self, module: nn.Module, inputs: Tensor, *, learned: bool) -> Crossed:
         """In the place of twins."""
         labels = self._source.labels
         both, data = module is not self._classifier, Labelled(inputs, labels)
-        return Crossed(module, both, data, torch.zeros_like(labels), {}, self._known, learned)
+        return Crossed(module, both, data, torch.zeros_like(labels), {}, self._in_sample, learned)
 
     def _crossed(self, module: nn.Module, inputs: Tensor) -> Crossed:
         """Each part's scores by a twin that was trained without it."""
         labels = self._source.labels
         if len(labels) < 2 * FOLDS:
             return self._itself(module, inputs, learned=False)
-        wanted = _AS_WELL[0] * float(functional.cross_entropy(self._known, labels)) + _AS_WELL[1]
+        target = _AS_WELL[0] * float(functional.cross_entropy(self._in_sample, labels)) + _AS_WELL[1]
         generator = torch.Generator().manual_seed(self._seed)
         parts = torch.randperm(len(labels), generator=generator).to(labels.device) % FOLDS
         seeds = torch.randint(2**31, (FOLDS,), generator=generator).tolist()
-        twins: dict[int, nn.Module] = {}
+        models: dict[int, nn.Module] = {}
         data = Labelled(inputs, labels)
 
         def one(number: int) -> tuple[Tensor, bool]:
             with seeded(seeds[number], inputs.device):
-                twins[number] = twin = laid_out(_fresh(module), inputs)
-                learned = _train(twin, data.part(parts != number), wanted, seeds[number], self._steps, self._bar)
+                models[number] = twin = laid_out(_fresh(module), inputs)
+                learned = _train(twin, data.part(parts != number), target, seeds[number], self._steps, self._bar)
             return scores_of(twin, inputs[parts == number]).cpu(), learned
 
-        found = self._ranks.divided(FOLDS, one)
-        scores = torch.zeros(len(labels), found[0][0].shape[1], device=labels.device)
-        for number, (own, _) in enumerate(found):
+        answers = self._ranks.divided(FOLDS, one)
+        scores = torch.zeros(len(labels), answers[0][0].shape[1], device=labels.device)
+        for number, (own, _) in enumerate(answers):
             scores[parts == number] = own.to(scores)
-        both, learned = module is not self._classifier, all(learned for _, learned in found)
-        return Crossed(module, both, data, parts, twins, scores, learned)
+        both, learned = module is not self._classifier, all(learned for _, learned in answers)
+        return Crossed(module, both, data, parts, models, scores, learned)
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _told(scores: Tensor, source: Labelled) -> str:
+def _say_accuracy(scores: Tensor, source: Labelled) -> str:
     return f"which are right on {_right(scores, source):.1f}%"
 
 
@@ -237,15 +237,15 @@ def _fresh(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _train(twin: nn.Module, kept: Labelled, wanted: float, seed: int, steps: int, bar: Reporter) -> bool:
+def _train(twin: nn.Module, data: Labelled, target: float, seed: int, steps: int, bar: Reporter) -> bool:
     """In place until its class loss on its records is as low as wanted; whether it came to that."""
     if not _learns(twin):
         return False
-    for step in updates(twin, kept, seed=seed, steps=steps, rate=lambda _: _RATE, bar=bar):
+    for step in updates(twin, data, seed=seed, steps=steps, rate=lambda _: _RATE, bar=bar):
         if step % _EVERY == 0:
             twin.eval()
-            scores = scores_of(twin, kept.images[:_LOOKED_AT])
-            if float(functional.cross_entropy(scores, kept.labels[:_LOOKED_AT])) <= wanted:
+            scores = scores_of(twin, data.images[:_LOOKED_AT])
+            if float(functional.cross_entropy(scores, data.labels[:_LOOKED_AT])) <= target:
                 return True
     twin.eval()
     return False
