@@ -112,8 +112,8 @@ def _version(name: str) -> str:
 
 
 def _numpy_instructions() -> str:
-    found: Any = np.show_config(mode="dicts")
-    return ",".join(found.get("SIMD Extensions", {}).get("found", []))
+    build: Any = np.show_config(mode="dicts")
+    return ",".join(build.get("SIMD Extensions", {}).get("found", []))
 
 
 def _releases(evidence: Evidence) -> list[dict[str, Any]]:

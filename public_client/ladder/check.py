@@ -50,7 +50,7 @@ class Checked:
         """In one line, where nothing is wrong."""
         of, last = (
             self.certificate["privacy"],
-            "derived again, bit for bit" if self.derived else "not derived (--source)",
+            "derived again, bit for bit" if self.derived else "not derived again (--source)",
         )
         cost = f"epsilon {rounded(of['epsilon'], up=True)} at delta {of['delta']:g}"
         return f"adapted by {len(self.entries)} receipts, {cost}; {last}"

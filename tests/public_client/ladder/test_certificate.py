@@ -146,7 +146,7 @@ def test_a_climb_that_goes_on_gives_the_same_three_files(tmp_path):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
-def test_a_changed_weight_is_found_before_and_after_it_is_certified_anew(copied):
+def test_a_changed_weight_is_detected_before_and_after_it_is_certified_anew(copied):
     path = copied / FILES[0]
     tensors = load(path.read_bytes())
     tensors["classifier.bias"][0] += 2.0**-10
@@ -160,7 +160,7 @@ def test_a_changed_weight_is_found_before_and_after_it_is_certified_anew(copied)
     assert "software and processor are those of the certificate" in text
 
 
-def test_a_swapped_reply_is_found(copied):
+def test_a_swapped_reply_is_detected(copied):
     evidence = Evidence.from_bytes((copied / FILES[2]).read_bytes())
     last = steps_of(evidence)[-1]
     reply = pb.DrawStepResponse.FromString(last.reply)
@@ -174,7 +174,7 @@ def test_a_swapped_reply_is_found(copied):
     assert "its reply's SHA-256 is" in findings_of(copied)
 
 
-def test_a_reply_from_another_run_is_found(copied):
+def test_a_reply_from_another_run_is_detected(copied):
     evidence = Evidence.from_bytes((copied / FILES[2]).read_bytes())
     first, other = steps_of(evidence)[0], steps_of(evidence)[-1]
     mixed = Stored(first.method, first.request, other.reply)
@@ -183,25 +183,25 @@ def test_a_reply_from_another_run_is_found(copied):
     assert "its reply is of run" in findings_of(copied)
 
 
-def test_replies_of_another_training_are_found(copied):
+def test_replies_of_another_training_are_detected(copied):
     other = adapted(mock())
     other.save(copied / "other.safetensors")
     shutil.copy(copied / "other.evidence", copied / FILES[2])
     assert "ledger's key" in findings_of(copied)
 
 
-def test_an_unlisted_release_is_found(copied):
+def test_an_unlisted_release_is_detected(copied):
     listed = json.loads((copied / FILES[1]).read_text())["releases"]
     certify_again(copied, changes={"releases": listed[:-1]})
     assert f"run {listed[-1]['run']} was charged, and the certificate does not list it" in findings_of(copied)
 
 
-def test_another_source_is_found(delivered, copied):
+def test_another_source_is_detected(delivered, copied):
     assert "the source is another one" in findings_of(delivered, rows(600, 7))
     assert "the source is another one" in findings_of(delivered, (SOURCE[0].flip(0), SOURCE[1].flip(0)))
 
 
-def test_another_epsilon_or_gain_is_found(copied):
+def test_another_epsilon_or_gain_is_detected(copied):
     privacy = json.loads((copied / FILES[1]).read_text())["privacy"]
     certify_again(copied, changes={"privacy": privacy | {"epsilon": 0.1}})
     assert "says otherwise than its evidence: privacy" in findings_of(copied)
@@ -209,7 +209,7 @@ def test_another_epsilon_or_gain_is_found(copied):
     assert "the gain is not the one" in findings_of(copied)
 
 
-def test_another_team_model_is_found(copied):
+def test_another_team_model_is_detected(copied):
     evidence = Evidence.from_bytes((copied / FILES[2]).read_bytes())
     weights = {name: 1.01 * tensor for name, tensor in evidence.weights.items()}
     own = Evidence(evidence.graphs, weights, evidence.settings, evidence.source, evidence.exchanges)
@@ -247,7 +247,7 @@ def test_no_random_change_passes(delivered, tmp_path_factory, data):
         return
 
 
-def test_a_key_of_another_ledger_is_found(delivered):
+def test_a_key_of_another_ledger_is_detected(delivered):
     other = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
     assert "another ledger's key" in check(delivered / FILES[0], key=other).findings[0].text
 
