@@ -48,10 +48,8 @@ class Checked:
 
     def __str__(self) -> str:
         """In one line, where nothing is wrong."""
-        of, last = (
-            self.certificate["privacy"],
-            "derived again, bit for bit" if self.derived else "not derived again (--source)",
-        )
+        of = self.certificate["privacy"]
+        last = "derived again, bit for bit" if self.derived else "not derived again (--source)"
         cost = f"epsilon {rounded(of['epsilon'], up=True)} at delta {of['delta']:g}"
         return f"adapted by {len(self.entries)} receipts, {cost}; {last}"
 
