@@ -90,14 +90,16 @@ def _confirm(preview: Preview, asked: Publishing, *, purpose: str, confirmed: bo
     from dpswd.private_curator.operator.publishing import CONFIRMATION
 
     if chosen_format() == "text":
+        share = preview.adds_to_share
         rows = {
             "everybody will read": f"{preview.releases}, of all {preview.records} records",
             "epsilon alone": f"{rounded(preview.epsilon, up=True)} at delta {preview.delta:g}",
             "adds to the data set": rounded(preview.adds, up=True),
+            **({} if share is None else {f"adds to {asked.client}'s share": rounded(share, up=True)}),
             "epsilon that the team expected": rounded(preview.expected, up=True),
-            "epsilon spent so far": rounded(preview.spent, up=True),
-            "epsilon left now": rounded(preview.remaining, up=False),
-            "epsilon left afterwards": rounded(preview.afterwards, up=False),
+            "spent so far, by all": rounded(preview.spent, up=True),
+            f"left to {asked.client} now": rounded(preview.remaining, up=False),
+            f"left to {asked.client} afterwards": rounded(preview.afterwards, up=False),
             "fits": preview.fits,
             "charged to": asked.client,
             "purpose": purpose,

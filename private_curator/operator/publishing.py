@@ -44,6 +44,7 @@ class Preview:
         records: n; all of them are in it.
         epsilon: of the release alone, at the data set's delta, as the ledger counts it.
         adds: what it adds to the data set's epsilon.
+        adds_to_share: what it adds to the client's own share; None without one.
         expected: epsilon that the team expected.
         delta: of the data set's budget.
         spent: epsilon of the data set so far.
@@ -56,6 +57,7 @@ class Preview:
     records: int
     epsilon: float
     adds: float
+    adds_to_share: float | None
     expected: float
     delta: float
     spent: float
@@ -73,6 +75,7 @@ class Preview:
             records=run.facts.data.records,
             epsilon=quote.epsilon,
             adds=quote.adds_to_data_set,
+            adds_to_share=quote.adds_to_share,
             expected=expected,
             delta=account.delta,
             spent=account.epsilon_spent,

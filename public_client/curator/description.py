@@ -41,7 +41,7 @@ class Budget:
         state = ", closed by the operator" if self.closed else ""
         return (
             f"epsilon {self.epsilon:g} at delta {self.delta:g}: spent {rounded(self.spent, up=True)}, "
-            f"remaining {rounded(self.remaining, up=False)}{state}"
+            f"left {rounded(self.remaining, up=False)}{state}"
         )
 
 

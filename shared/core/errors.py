@@ -59,7 +59,7 @@ class BudgetExhausted(PrivacyError):
             advice = "not one such step fits; ask for less epsilon (more noise), or the operator for a larger budget"
         return (
             f"the {self.scope}'s privacy budget does not allow this run: it would cost epsilon "
-            f"{rounded(self.requested, up=True)}, spent so far {rounded(self.spent, up=True)}, remaining "
+            f"{rounded(self.requested, up=True)}, spent so far {rounded(self.spent, up=True)}, left "
             f"{rounded(self.remaining, up=False)}; {advice}"
         )
 

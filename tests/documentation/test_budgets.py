@@ -13,7 +13,7 @@ from dpswd.private_curator.cli.main import main as curator
 from dpswd.public_client.cli.main import main as client
 
 BUDGETS = {
-    "words": 68_200,  # 70,000
+    "words": 68_250,  # 70,000
     "words_before_it_works": 16_070,  # 25,000
     "longest_page": 1_500,  # 2,000
     "longest_paragraph": 92,  # 120
@@ -68,6 +68,19 @@ def test_pages_are_of_four_kinds():
 def test_no_page_opens_with_how_it_was_made(page):
     opening = next(first_contact.paragraphs(page.read_text(encoding="utf-8")), "")
     assert not re.search(r"python -m|\b(generated|written|produced) by\b", opening)
+
+
+GUIDES = {
+    "ml-team": ("first-hour", "guide", "trying", "evaluation", "generate", "recalibrate", "normalisation"),
+    "operator": ("first-hour", "console", "records", "two-sites"),
+}
+
+
+@pytest.mark.parametrize("guide", [f"{party}/{page}" for party, pages in GUIDES.items() for page in pages])
+def test_a_guide_shows_what_comes_of_it(guide):
+    page = (first_contact.ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    picture, row = r"^\[?!\[[^\]]+\]\(figures/", r"^\|(?:[^|]*\|)*? *[\d.]+[^|]*\| *[\d.]+[^|]*\|"
+    assert re.search(f"{picture}|{row}", page, flags=re.MULTILINE)
 
 
 def typed(command: click.Command) -> set[str]:

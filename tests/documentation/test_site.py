@@ -143,9 +143,9 @@ def test_a_search_for_install_finds_the_page_first(site):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser.implicitly_wait(60)
         browser.get(f"http://127.0.0.1:{server.server_port}/operator/records.html?q=install")
-        found = browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
+        links = browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
         server.shutdown()
-        assert "/install.html" in found[0].get_attribute("href")
+        assert "/install.html" in links[0].get_attribute("href")
 
 
 @pytest.mark.parametrize("page", BESIDE, ids=lambda page: page.name)

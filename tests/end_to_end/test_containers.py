@@ -49,7 +49,7 @@ def test_the_story_goes_to_its_end(sites):
 def test_a_request_beyond_the_budget_is_refused_as_the_user_sees_it(sites):
     team = sites.words("client")
     assert "the data set's privacy budget does not allow this run: it would cost epsilon" in team
-    assert re.search(r"spent so far [0-9.]+, remaining [0-9.]+", team)
+    assert re.search(r"spent so far [0-9.]+, left [0-9.]+", team)
     assert "exit code 8" in team
     assert 1 <= sites.after_story["runs"] <= 4  # rungs of the one training: nothing was charged for the refused one
     assert sites.after_story["epsilon_spent"] <= 1.0

@@ -271,13 +271,9 @@ def test_a_home_that_nobody_named_is_asked_for_by_both_names(bare):
     assert made.exit_code == 0  # one's own credential takes no home
 
 
-def test_help_lists_every_command_once_by_how_often_it_is_typed(bare):
-    text = bare.run("--help")
-    listed = [name for names in main.sections.values() for name in names]
-    assert sorted(listed) == sorted(main.commands)
-    assert list(main.sections) == ["Every day", "Sometimes", "Rarely"]
+def test_help_shows_commands_by_how_often_they_are_typed(bare):
     for title in main.sections:
-        assert f"{title}:" in text
+        assert f"{title}:" in bare.run("--help")
 
 
 def test_extractors_are_approved_and_withdrawn(operator):

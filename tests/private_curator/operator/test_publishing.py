@@ -51,13 +51,23 @@ def publish(site: Site, *arguments: object, typed: str = ""):
     return CliRunner().invoke(main, [*map(str, words), "--purpose", PURPOSE], input=typed)
 
 
+def test_a_client_with_a_share_sees_what_it_adds_to_that_and_what_is_left_of_it(site):
+    write(site, site.proposal())
+    words = ["clients", CLIENT, "--home", site.home.path, "--share", "1.2", "--reason", "spring study"]
+    assert CliRunner().invoke(main, [*map(str, words)]).exit_code == 0
+    shown = publish(site, "--out", site.directory / "spring.dpswd", typed="no\n").output
+    assert re.search(rf"adds to {CLIENT}'s share +0\.8\d+", shown)
+    assert re.search(rf"left to {CLIENT} now +1\.2000", shown)
+
+
 def test_it_shows_charges_and_writes_once(site):
     write(site, site.proposal())
     out = site.directory / "spring.dpswd"
     shown = publish(site, "--out", out, typed="no\n")
     assert shown.exit_code == 1
     assert "sliced quantile coefficients (3 in each of 8 directions), of all 120 records" in shown.output
-    assert re.search(r"epsilon left now +3\.0000", shown.output)
+    assert re.search(rf"left to {CLIENT} now +3\.0000", shown.output)
+    assert "share" not in shown.output
     assert not out.exists()
     assert site.spent() == (0.0, 0)
 

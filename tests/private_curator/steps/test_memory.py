@@ -77,4 +77,4 @@ def test_the_shapes_of_few_extractors_are_remembered(make_hospital, monkeypatch)
     for features in range(2, 9):
         parameters = hospital.declare(_module(features), quantiles(2, 30.0), batch_size=12)
         assert hospital.extractor(parameters).facts.feature_dimension == features
-        assert hospital.extractors._known.cache_info().currsize <= 3
+        assert hospital.extractors._cached.cache_info().currsize <= 3

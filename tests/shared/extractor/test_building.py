@@ -71,7 +71,7 @@ def test_a_forward_pass_serves_release_and_gradients(digits, monkeypatch):
     torch.testing.assert_close(forward.gradients(forward.outputs), first)  # evaluated again: what was kept is gone
     monkeypatch.setattr(building, "CACHED_VALUES", 1)
     recomputed = extractor.begin(records, names, chunk_size=3)
-    assert recomputed._kept == []
+    assert recomputed._graphs == []
     torch.testing.assert_close(recomputed.gradients(forward.outputs), first)
 
 
