@@ -23,10 +23,10 @@ EXIT_FINDINGS = 13
 @click.option("--earlier", "earlier", type=FILE, multiple=True, help="An export that was kept from before; repeat.")
 @click.option("--key", "key", type=FILE, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
 @click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub.")
-@click.option("--source", type=FILE, help="Of an adapted model: derives it again from this public source.")
-@click.option("--label", help="The source's column, or array, of labels.")
-@click.option("--network", help="FILE.py:NAME of the team's own network, where it was no ready one.")
-@click.option("--model", type=FILE, help="The team's fitted classifier (.joblib), in its place.")
+@click.option("--source", type=FILE, help="Derives an adapted model again from it.")
+@click.option("--label", help="As of train.")
+@click.option("--network", help="As of train.")
+@click.option("--model", type=FILE, help="As of train.")
 @click.option("--partial", is_flag=True, help="These receipts are not all: answers without one are no finding.")
 @format_option
 @click.pass_context
@@ -48,7 +48,7 @@ def verify(
 
     A release that a hospital published is checked like them: its signature, its two receipts and all digests.
 
-    So is a model that was adapted (.safetensors), with its certificate and evidence.
+    So is an adapted model (.safetensors).
 
     Finds edits, deletions, reordering, truncation, a rollback to an older backup, and answers that nobody here
     received. Ends with exit code 13 when something is wrong.
