@@ -9,9 +9,9 @@ import click
 from dpswd.private_curator.cli.common import FILE, home_if_given_option, home_option, needed
 from dpswd.private_curator.cli.showing import chosen_format, explain, show, table_options
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
-from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private
@@ -42,7 +42,7 @@ def history(
     Charges, requests and acts stand in the signed ledger. Refusals are counted by client, reason and day.
     """
     events = selected(
-        Record(home).timeline,
+        Record(home).history,
         categories=[Category(category) for category in categories],
         client=client,
         who=who,

@@ -50,11 +50,11 @@ class Acts:
             "/freeze": self._freeze,
             "/unfreeze": self._unfreeze,
             "/budget/extend": self._extend,
-            "/teams/approve": self._approve,
-            "/teams/pause": self._pause,
-            "/teams/resume": self._resume,
-            "/teams/share": self._share,
-            "/teams/cap": self._cap,
+            "/clients/approve": self._approve,
+            "/clients/pause": self._pause,
+            "/clients/resume": self._resume,
+            "/clients/share": self._share,
+            "/clients/cap": self._cap,
             "/requests/{number:entry}": self._decide,
             "/ledger/verify": self._verify,
             "/publication": self._pages.price,
@@ -93,20 +93,20 @@ class Acts:
             fingerprint=str(form.get("fingerprint", "")),
         )
         said = "has a further certificate" if renewed else "is added"
-        return _done(request, "/teams", f"{issued.name} {said}: send it the files under Certificates below.")
+        return _done(request, "/clients", f"{issued.name} {said}: send it the files under Certificates below.")
 
     def _share(self, request: Request, form: FormData) -> Response:
-        team, epsilon = field(form, "team"), number(form, "epsilon")
+        client, epsilon = field(form, "client"), number(form, "epsilon")
         with self._home.open_ledger() as books:
-            books.set_share(team, acts.budget_of(books, epsilon=epsilon), reason=field(form, "reason"))
-        return _done(request, "/teams", f"The share of {team} is epsilon {epsilon:g}.")
+            books.set_share(client, acts.budget_of(books, epsilon=epsilon), reason=field(form, "reason"))
+        return _done(request, "/clients", f"The share of {client} is epsilon {epsilon:g}.")
 
     def _cap(self, request: Request, form: FormData) -> Response:
-        team, epsilon = field(form, "team"), number(form, "epsilon")
+        client, epsilon = field(form, "client"), number(form, "epsilon")
         with self._home.open_ledger() as books:
-            books.set_cap(team, epsilon or None, reason=field(form, "reason"))
+            books.set_cap(client, epsilon or None, reason=field(form, "reason"))
         cap = f"at most epsilon {epsilon:g} a day" if epsilon else "as much a day as its budget has"
-        return _done(request, "/teams", f"{team} may spend {cap}.")
+        return _done(request, "/clients", f"{client} may spend {cap}.")
 
     def _publish(self, request: Request, form: FormData) -> Response:
         """The file itself, to be kept; the session holds the proposal whose price was looked at."""
@@ -117,26 +117,26 @@ class Acts:
             raise InvalidValue("look at the proposal's price first; nothing was charged")
         if field(form, "typed") != CONFIRMATION:
             raise InvalidValue(f"type {CONFIRMATION} to charge and release it; nothing was charged")
-        proposal, team, shown = looked
+        proposal, client, shown = looked
 
         def agreed(preview: Preview) -> None:
             if (preview.epsilon, preview.spent, preview.remaining) != (shown.epsilon, shown.spent, shown.remaining):
                 raise InvalidValue("the budget has changed since the price was shown: look again; nothing was charged")
 
-        made, _ = released(Publishing(self._home, proposal, team), purpose=field(form, "purpose"), agreed=agreed)
-        return download(made.to_file(), f"{team}-{proposal.digest[:8]}.dpswd", "application/octet-stream")
+        made, _ = released(Publishing(self._home, proposal, client), purpose=field(form, "purpose"), agreed=agreed)
+        return download(made.to_file(), f"{client}-{proposal.digest[:8]}.dpswd", "application/octet-stream")
 
     def _pause(self, request: Request, form: FormData) -> Response:
-        team = field(form, "team")
+        client = field(form, "client")
         with self._home.open_ledger() as books:
-            books.pause_client(team, reason=field(form, "reason"))
-        return _done(request, "/teams", f"{team} is paused: nothing new is released to it.")
+            books.pause_client(client, reason=field(form, "reason"))
+        return _done(request, "/clients", f"{client} is paused: nothing new is released to it.")
 
     def _resume(self, request: Request, form: FormData) -> Response:
-        team = field(form, "team")
+        client = field(form, "client")
         with self._home.open_ledger() as books:
-            books.resume_client(team, reason=field(form, "reason"))
-        return _done(request, "/teams", f"{team} may go on.")
+            books.resume_client(client, reason=field(form, "reason"))
+        return _done(request, "/clients", f"{client} may go on.")
 
     def _decide(self, request: Request, form: FormData) -> Response:
         decision = field(form, "decision")

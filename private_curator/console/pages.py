@@ -23,8 +23,8 @@ from dpswd.private_curator.console.rendering import PLACES, Frame, page
 from dpswd.private_curator.operator import seconding
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.guards import Effect
+from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record, changes
-from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import LEAF_DAYS
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -53,13 +53,13 @@ class Pages:
             "/": self._overview,
             "/budget": self._budget,
             "/changes": self._changes,
-            "/teams": self._teams,
-            "/teams/{fingerprint}/credentials.zip": self._credentials,
+            "/clients": self._clients,
+            "/clients/{fingerprint}/credentials.zip": self._credentials,
             "/runs": self._runs,
             "/runs/{run_id}": self._run,
             "/runs/{run_id}/receipt.json": self._receipt,
             "/requests": self._requests,
-            "/timeline": self._timeline,
+            "/history": self._history,
             "/ledger": self._ledger,
             "/publication": self._publication,
             "/report": self._report,
@@ -98,7 +98,7 @@ class Pages:
         return self._show("budget", request, record, overview=record.overview, given=given)
 
     def _credentials(self, request: Request) -> Response:
-        """What a team needs beside its key, none of it secret."""
+        """What a client needs beside its key, none of it secret."""
         record, chosen = self._record(), request.path_params["fingerprint"]
         name = next((one.name for one in record.clients for c in one.certificates if c.fingerprint == chosen), None)
         if name is None:
@@ -128,24 +128,24 @@ class Pages:
             ],
         )
 
-    def _teams(self, request: Request) -> Response:
+    def _clients(self, request: Request) -> Response:
         record = self._record()
         whole = record.overview.epsilon
-        teams = [(client, *views.bar(client, whole=whole)) for client in record.clients]
+        clients = [(client, *views.bar(client, whole=whole)) for client in record.clients]
         given = {
             "epsilon": request.query_params.get("epsilon", ""),
             "days": request.query_params.get("days", LEAF_DAYS),
         }
         return self._show(
-            "teams", request, record, teams=teams, states=views.STATES, why=WHY_COUNTS_DIFFER, given=given
+            "clients", request, record, clients=clients, states=views.STATES, why=WHY_COUNTS_DIFFER, given=given
         )
 
     def _runs(self, request: Request) -> Response:
-        record, chosen = self._record(), request.query_params.get("team", "")
+        record, chosen = self._record(), request.query_params.get("client", "")
         runs = [run for run in reversed(record.runs) if chosen in ("", run.client)]
         shown, paging = _paged(runs, request)
         return self._show(
-            "runs", request, record, runs=shown, total=len(runs), chosen=chosen, teams=_teams(record), paging=paging
+            "runs", request, record, runs=shown, total=len(runs), chosen=chosen, clients=_names(record), paging=paging
         )
 
     def _run(self, request: Request) -> Response:
@@ -171,26 +171,26 @@ class Pages:
         noted = [(act, views.again(act)) for act in seconding.waiting(self._home)]
         return self._show("requests", request, record, waiting=waiting, decided=decided[:ROWS], noted=noted)
 
-    def _timeline(self, request: Request) -> Response:
+    def _history(self, request: Request) -> Response:
         record, asked = self._record(), request.query_params
-        kind, team, since = (asked.get(name, "") for name in ("kind", "team", "since"))
+        kind, client, since = (asked.get(name, "") for name in ("kind", "client", "since"))
         events = selected(
-            record.timeline,
+            record.history,
             categories=[Category(kind)] if kind in list(Category) else [],
-            client=team or None,
+            client=client or None,
             since=since or None,
         )
         shown, paging = _paged(events[::-1], request)
         return self._show(
-            "timeline",
+            "history",
             request,
             record,
             events=shown,
             total=len(events),
             kinds=[category.value for category in Category],
-            teams=_teams(record),
+            clients=_names(record),
             tones=views.TONES,
-            chosen={"kind": kind, "team": team, "since": since},
+            chosen={"kind": kind, "client": client, "since": since},
             paging=paging,
         )
 
@@ -207,7 +207,7 @@ class Pages:
 
     def _publication(self, request: Request) -> Response:
         record = self._record()
-        return self._show("publication", request, record, teams=_teams(record), chosen="", preview=None)
+        return self._show("publication", request, record, clients=_names(record), chosen="", preview=None)
 
     def price(self, request: Request, form: FormData) -> Response:
         """What a proposal would release and cost; charges nothing and keeps nothing."""
@@ -215,9 +215,9 @@ class Pages:
         from dpswd.private_curator.operator.pricing import priced
         from dpswd.shared.protocol.publications import Proposal
 
-        record, upload, team = self._record(), form.get("proposal"), form.get("team")
-        if not isinstance(upload, UploadFile) or not isinstance(team, str):
-            raise HTTPException(400, "Choose a proposal's file and the team that is charged.")
+        record, upload, client = self._record(), form.get("proposal"), form.get("client")
+        if not isinstance(upload, UploadFile) or not isinstance(client, str):
+            raise HTTPException(400, "Choose a proposal's file and the client that is charged.")
         with tempfile.NamedTemporaryFile(prefix="proposal-", suffix=".dpswd") as copy:
             while part := upload.file.read(1 << 20):
                 copy.write(part)
@@ -228,18 +228,18 @@ class Pages:
                 raise DataInvalid(str(error).replace(copy.name, "the file")) from error
         preview = priced(
             proposal,
-            client=team,
+            client=client,
             books=record.reading.books,
             settings=record.settings,
             day=record.now.date().isoformat(),
         )
-        request.state.session.looked = proposal, team, preview
+        request.state.session.looked = proposal, client, preview
         return self._show(
             "publication",
             request,
             record,
-            teams=_teams(record),
-            chosen=team,
+            clients=_names(record),
+            chosen=client,
             preview=preview,
             words=proposal.purpose,
             digest=proposal.digest,
@@ -286,7 +286,7 @@ def _within(path: str, place: str) -> bool:
     return path == place or (place != "/" and path.startswith(f"{place}/"))
 
 
-def _teams(record: Record) -> list[str]:
+def _names(record: Record) -> list[str]:
     return [client.name for client in record.clients]
 
 

@@ -19,10 +19,10 @@ from dpswd.shared.core.errors import rounded
 PLACES = (
     ("/", "Overview"),
     ("/budget", "Budget"),
-    ("/teams", "Teams"),
+    ("/clients", "Clients"),
     ("/runs", "Runs"),
     ("/requests", "Requests"),
-    ("/timeline", "Timeline"),
+    ("/history", "History"),
     ("/ledger", "Ledger"),
     ("/publication", "Publication"),
     ("/report", "Report"),
@@ -35,11 +35,11 @@ _PAGES = {
     "extend it first": "/budget#extend",
     "extend the budget first": "/budget#extend",
     "budget": "/budget",
-    "approve": "/teams#approve",
-    "clients": "/teams",
+    "approve": "/clients#approve",
+    "clients": "/clients",
     "requests": "/requests",
     "runs": "/runs",
-    "history": "/timeline",
+    "history": "/history",
     "ledger": "/ledger",
     "publish": "/publication",
     "report": "/report",
@@ -58,7 +58,7 @@ class Frame:
         here: path of the page in `PLACES`.
         now: the time that the page shows.
         state: of the data set; empty where the ledger cannot be read.
-        waiting: requests of teams that nobody has decided, and acts that wait for a second operator.
+        waiting: requests of clients that nobody has decided, and acts that wait for a second operator.
         notices: what is said once.
         live: the address that shows the page anew; empty where it would show another one.
         mark: see `dpswd.private_curator.operator.record.changes`.

@@ -36,7 +36,7 @@ class Session:
         opened: when, by the clock.
         seen: when a page was last asked for.
         notices: what the next page says once.
-        looked: the proposal whose price was looked at last, for which team, and what was shown.
+        looked: the proposal whose price was looked at last, for which client, and what was shown.
     """
 
     csrf: str

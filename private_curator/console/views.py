@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.operator.charts import SpentOverTime, spent_over_time
 from dpswd.private_curator.operator.facts import ClientFacts, Health, Overview
-from dpswd.private_curator.operator.timeline import Category, Point
+from dpswd.private_curator.operator.history import Category, Point
 from dpswd.private_curator.settings.groups import LedgerSettings
 from dpswd.shared.core.errors import rounded
 
@@ -108,7 +108,7 @@ def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> s
 
 def again(noted: Mapping[str, Any]) -> str:
     """The page on which a second operator does what a first one has noted, filled in; empty where there is none."""
-    place = {"extend": "/budget?{}#extend", "approve": "/teams?{}#approve"}.get(noted["act"], "")
+    place = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve"}.get(noted["act"], "")
     given = {
         name: value for name, value in noted["arguments"].items() if name in ("epsilon", "delta", "days") and value
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dpswd.private_curator.books.figures import BudgetRequest
-from dpswd.private_curator.operator.timeline import Point
+from dpswd.private_curator.operator.history import Point
 from dpswd.private_curator.storage.checks import Check
 
 WHY_COUNTS_DIFFER = (

@@ -21,7 +21,7 @@ from dpswd.private_curator.core.ledger.statements import Client, Kind, Run
 from dpswd.private_curator.core.ledger.store import head
 from dpswd.private_curator.operator.facts import CertificateFacts, ClientFacts, Forecast, Health, Overview, RunFacts
 from dpswd.private_curator.operator.guards import factor
-from dpswd.private_curator.operator.timeline import Event, Followed, followed, met, refused
+from dpswd.private_curator.operator.history import Event, Followed, followed, met, refused
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.asks import LastUse, Refusals
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -103,8 +103,8 @@ class Record:
         return record
 
     @cached_property
-    def timeline(self) -> tuple[Event, ...]:
-        """Charges, refusals, requests, acts and incidents; `operator.timeline.selected` filters it."""
+    def history(self) -> tuple[Event, ...]:
+        """Charges, refusals, requests, acts and incidents; `operator.history.selected` filters it."""
         return (*self._followed.events, *refused(self._refusals), *met(IncidentBook(self.home.incidents).all()))
 
     @cached_property

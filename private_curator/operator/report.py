@@ -22,8 +22,8 @@ from pathlib import Path
 
 from dpswd.private_curator.operator.charts import spent_over_time
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, Health, Overview
+from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record
-from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.storage.checks import Check
 from dpswd.shared.core.errors import DataInvalid, SettingsError, rounded
 from dpswd.shared.core.ledger.receipts import Signed, is_signed
@@ -59,7 +59,7 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
     Raises:
         InvalidValue: a day is none.
     """
-    seen, chosen = record.overview, selected(record.timeline, since=since, until=until)
+    seen, chosen = record.overview, selected(record.history, since=since, until=until)
     days = (since or seen.points[0].time[:10], until or f"{record.now:%Y-%m-%d}")
     listed = {event.run for event in chosen if event.category is Category.CHARGE}
     runs = [run for run in record.runs if run.run_id in listed]

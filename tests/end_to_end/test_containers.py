@@ -155,8 +155,8 @@ def test_the_console_shows_the_story_on_the_loopback_and_is_on_no_network(sites)
         assert browser.post("/sign-in", data={"token": once}).status_code == 303
         shown = re.sub(r"<p class=.hint.>.*?</p>", "", browser.get("/").text)
         assert f">{sites.budget()['runs']}</dd>" in shown
-        assert "ml-team" in browser.get("/teams").text
-        assert "BUDGET_EXHAUSTED" in browser.get("/timeline?kind=refusal").text
+        assert "ml-team" in browser.get("/clients").text
+        assert "BUDGET_EXHAUSTED" in browser.get("/history?kind=refusal").text
         assert browser.get("/", headers={"Host": "evil.example"}).status_code == 421
     private, door = sites.container("hospital-console").attrs, sites.container("hospital-console-door").attrs
     assert private["HostConfig"]["NetworkMode"] == "none"

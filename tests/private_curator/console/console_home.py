@@ -1,4 +1,4 @@
-"""A curator's home with half a year behind it: teams, charges, requests, an extension, refusals."""
+"""A curator's home with half a year behind it: clients, charges, requests, an extension, refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def made_home_without_a_past(directory: Path) -> HomeDirectory:
 
 
 def home_with_a_past(directory: Path, *, operator: str = "Dr. Weiss") -> HomeDirectory:
-    """Three teams, six charges, an extension, two requests of which one waits, refusals."""
+    """Three clients, six charges, an extension, two requests of which one waits, refusals."""
     clock = Clock()
     made = made_home(directory, np.zeros((RECORDS, 4), dtype=np.float32), epsilon=2.0, clients={})
     home, key = HomeDirectory(made.path, operator=operator), made.read_ledger_key()
@@ -60,11 +60,11 @@ def home_with_a_past(directory: Path, *, operator: str = "Dr. Weiss") -> HomeDir
             books.add_client(name, issued.fingerprint, None if share is None else replace(first, epsilon=share))
             seen = Ask(time=OPENED, operation="Describe", client=name, outcome="OK", peer="10.1.4.7")
             home.asks.record(replace(seen, fingerprint=issued.fingerprint))
-        for number, (team, sigma, days) in enumerate(
+        for number, (client, sigma, days) in enumerate(
             [("ml-team", 0.9, 12), ("audit-group", 1.2, 30), ("ml-team", 1.1, 25), ("ml-team", 1.4, 40)]
         ):
             clock.after(days)
-            charged(books, quantiles(8, sigma), client=team, batch=RECORDS, purpose=PURPOSES[number])
+            charged(books, quantiles(8, sigma), client=client, batch=RECORDS, purpose=PURPOSES[number])
         clock.after(20)
         books.extend_budget(replace(first, epsilon=3.0), reason="second study, approved, minute 13")
         clock.after(6)

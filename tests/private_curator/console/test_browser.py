@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,9 @@ from real_browser import audit, prefer, started
 from dpswd.private_curator.books.figures import Decision
 from dpswd.private_curator.console.rendering import PLACES
 from dpswd.private_curator.operator.record import Record
+from dpswd.public_client.curator.identity import make_identity
+from dpswd.shared.certificates import request_fingerprint
+from dpswd.shared.protocol.publications import Publication
 
 pytestmark = pytest.mark.end_to_end
 
@@ -117,21 +121,11 @@ def somebody_elses_page(target: str):
 
 
 def test_an_operator_looks_decides_and_signs_out(browser, command, home):
-    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.ui import WebDriverWait
 
     running, console, once = command
-
-    def find(selector: str):
-        return browser.find_element(By.CSS_SELECTOR, selector)
-
-    def arrived(heading: str):
-        """A form that was sent is answered by another page, in its time."""
-        WebDriverWait(browser, 60, ignored_exceptions=[StaleElementReferenceException]).until(
-            lambda _: find("h1").text == heading
-        )
+    find, arrived = looking_with(browser)
 
     def press(*keys: str):
         browser.switch_to.active_element.send_keys(*keys)
@@ -166,13 +160,17 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     assert "type exactly" in find("[role=alert]").text
     audit(browser)
 
-    browser.get(f"{console}/teams")
-    team = find("section[aria-labelledby=team-1]")
-    pausing = next(each for each in team.find_elements(By.TAG_NAME, "summary") if each.text == "Pause")
+    browser.get(f"{console}/clients")
+    first = find("section[aria-labelledby=client-1]")
+    pausing = next(each for each in first.find_elements(By.TAG_NAME, "summary") if each.text == "Pause")
     pausing.send_keys(Keys.ENTER)
-    team.find_element(By.NAME, "reason").send_keys("holidays <b>", Keys.ENTER)
+    first.find_element(By.NAME, "reason").send_keys("holidays <b>", Keys.ENTER)
     assert find(".notice").text == "ml-team is paused: nothing new is released to it."
-    assert find("section[aria-labelledby=team-1] .pill").text == "paused"
+    assert find("section[aria-labelledby=client-1] .pill").text == "paused"
+    find("a[href^='/history?kind=refusal&client=']").click()
+    arrived("History")
+    assert find("#kind option:checked").text == "refusal"
+    assert find("caption").text == "1 of 1 events"
 
     browser.get(f"{console}/requests")
     granted = find("input[name=epsilon]")
@@ -200,30 +198,115 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     record = Record(home)
     assert record.clients[0].state == "paused"
     assert [asked.decision for asked in record.requests] == [Decision.CUT, Decision.CUT]
-    acts = [(event.who, event.why) for event in record.timeline if event.kind in ("client-paused", "request-decided")]
+    acts = [(event.who, event.why) for event in record.history if event.kind in ("client-paused", "request-decided")]
     assert acts[-2:] == [("Dr. Weiss", "holidays <b>"), ("Dr. Weiss", "for the rerun alone")]
+
+
+def looking_with(browser):
+    """What finds an element, and what waits for a text: a page's heading, if nothing else is named."""
+    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def find(selector: str):
+        return browser.find_element(By.CSS_SELECTOR, selector)
+
+    def arrived(text: str, selector: str = "h1"):
+        """A form that was sent is answered by another page, in its time: of a loaded machine, a minute."""
+        WebDriverWait(browser, 60, poll_frequency=0.1, ignored_exceptions=[StaleElementReferenceException]).until(
+            lambda _: find(selector).text == text
+        )
+
+    return find, arrived
+
+
+def test_an_operator_takes_a_client_in_extends_and_publishes(browser, tmp_path):
+    """A small hospital with records: what is typed is what the commands take, what is refused leads to its place."""
+    from published_site import CLIENT, Site
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    site, key, proposal = Site(tmp_path / "north"), tmp_path / "cardiology", tmp_path / "proposal.dpswd"
+    fingerprint = request_fingerprint(make_identity("cardiology", key).read_bytes())
+    proposal.write_bytes(site.proposal().to_file())
+    find, arrived = looking_with(browser)
+
+    def fill(**words: str) -> None:
+        """The fields with these ids; Enter in the last sends the form."""
+        for name, text in words.items():
+            find(f"#{name.replace('_', '-')}").send_keys(text)
+        browser.switch_to.active_element.send_keys(Keys.ENTER)
+
+    def limit(act: str, number: str) -> None:
+        """Of the second client."""
+        find(f"section[aria-labelledby=client-2] details:has(#{act}-2)").click()
+        find(f"#{act}-2").clear()
+        find(f"#{act}-2").send_keys(number)
+        find(f"#reason-{act}-2").send_keys("agreed", Keys.ENTER)
+
+    with running_console(site.home) as (_, console, once):
+        browser.get(once)
+        find("button").click()
+        arrived("Overview")
+        for typed, heading in (("0" * 64, "That was not possible"), (fingerprint[:16], "Clients")):
+            browser.get(f"{console}/clients#approve")
+            find("#request").send_keys(str(key / "client.csr"))
+            fill(share="0.5", fingerprint=typed)
+            arrived(heading)
+        assert find(".notice").text.startswith("cardiology is added")
+        limit("cap", "0.25")
+        assert find(".notice").text == "cardiology may spend at most epsilon 0.25 a day."
+        limit("share", "2.5")
+        assert find(".notice").text == "The share of cardiology is epsilon 2.5."
+        limit("share", "9")
+        arrived("That was not possible")
+        find("main a[href='/budget#extend']").click()
+        arrived("Budget")
+        assert find("h2:target").text == "Extend"
+        fill(epsilon="3.5", extend_reason="minute 14")
+        arrived("Extend the budget?")
+        find("button.grave").click()
+        arrived("Budget")
+        assert find(".notice").text == "The budget is extended to epsilon 3.5."
+
+        browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+        browser.get(f"{console}/publication")
+        find("#proposal").send_keys(str(proposal))
+        find("#client").send_keys(CLIENT)
+        find("#content button").click()
+        find("#preview")
+        audit(browser)
+        fill(purpose="the spring study", typed="publish")
+        WebDriverWait(browser, 300).until(lambda _: list(tmp_path.glob(f"{CLIENT}-????????.dpswd")))
+    (made,) = tmp_path.glob(f"{CLIENT}-*.dpswd")
+    assert Publication.read(made).problems(site.key) == []
+    record = Record(site.home)
+    assert [(each.name, each.share, each.daily_cap) for each in record.clients[1:]] == [("cardiology", 2.5, 0.25)]
+    assert (record.overview.epsilon, len(record.runs)) == (3.5, 1)
 
 
 def test_a_page_shows_what_happens_elsewhere_and_keeps_what_is_typed(browser, home):
     """A console of its own: the module's has given its address away."""
     from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
 
-    def frozen_and_opened() -> None:
+    _, arrived = looking_with(browser)
+
+    def frozen_and_opened(path: str) -> None:
         for expected, act in (("frozen", "freeze"), ("open", "unfreeze")):
             with home.open_ledger() as books:
                 getattr(books, act)(reason="from elsewhere")
-            shown = WebDriverWait(browser, 60)  # of a loaded machine; five seconds of an idle one
-            shown.until(lambda _, word=expected: browser.find_element(By.CSS_SELECTOR, "#state").text == word)
+            begin = time.monotonic()
+            arrived(expected, "#state")  # five seconds of an idle machine
+            print(f"{path} says {expected} after {time.monotonic() - begin:.1f} seconds")
 
     looked = "const done = arguments[0]; look().then(() => done(performance.getEntriesByType('resource').length))"
     with running_console(home) as (_, console, once):
         browser.get(once)
         browser.find_element(By.TAG_NAME, "button").click()
-        for path, scripting in (("/", True), ("/timeline", True), ("/", False)):
+        for path, scripting in (("/", True), ("/history", True), ("/", False)):
             browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripting})
             browser.get(f"{console}{path}")
-            frozen_and_opened()
+            frozen_and_opened(path)
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
         browser.get(f"{console}/budget")
         reason = browser.find_element(By.ID, "freeze-reason")

@@ -71,7 +71,7 @@ def csrf(client: TestClient) -> str:
     return re.search(r'name="csrf" value="([^"]+)"', client.get("/").text)[1]
 
 
-def send(client: TestClient, path: str, **fields: str):
+def send(client: TestClient, path: str, /, **fields: str):
     return client.post(path, data={"csrf": csrf(client), **fields}, headers=OWN)
 
 
@@ -92,7 +92,7 @@ class Outline(HTMLParser):
 
 def every_page(past) -> list[str]:
     run = past.read_ledger().runs[1].run_id
-    return [*(path for path, _ in PLACES), f"/runs/{run}", "/timeline?kind=refusal", "/runs?team=ml-team", "/no-page"]
+    return [*(path for path, _ in PLACES), f"/runs/{run}", "/history?kind=refusal", "/runs?client=ml-team", "/no-page"]
 
 
 def test_the_cookie_is_for_this_site_alone(past):
@@ -116,13 +116,13 @@ def test_every_page_shows_what_the_record_says(past, looking):
     assert overview.promise in looking.get("/").text.replace("&#39;", "'")
     for figure in ("1.", f"of {overview.epsilon:g}", f"{overview.records:,}", "budget extended to 3", "leaves epsilon"):
         assert figure in looking.get("/").text
-    teams = looking.get("/teams").text
+    clients = looking.get("/clients").text
     for client in record.clients:
-        assert client.name in teams
-        assert client.certificates[0].fingerprint in teams
+        assert client.name in clients
+        assert client.certificates[0].fingerprint in clients
     runs = looking.get("/runs").text
     assert all(f"/runs/{run.run_id}" in runs for run in record.runs)
-    mine = looking.get("/runs?team=audit-group").text
+    mine = looking.get("/runs?client=audit-group").text
     assert [run.run_id in mine for run in record.runs] == [run.client == "audit-group" for run in record.runs]
     last = record.runs[-1]
     page = looking.get(f"/runs/{last.run_id}").text
@@ -132,14 +132,14 @@ def test_every_page_shows_what_the_record_says(past, looking):
     assert looking.get(f"/runs/{last.run_id}/receipt.json").text == f"{last.receipt}\n"
     assert health.head in looking.get("/ledger").text
     assert health.public_key in looking.get("/ledger").text
-    timeline = looking.get("/timeline").text
-    assert len(re.findall('<tr role="row"><td', timeline)) == len(record.timeline)
-    assert "second study, approved, minute 13" in timeline
-    refusals = looking.get("/timeline?kind=refusal").text
+    history = looking.get("/history").text
+    assert len(re.findall('<tr role="row"><td', history)) == len(record.history)
+    assert "second study, approved, minute 13" in history
+    refusals = looking.get("/history?kind=refusal").text
     assert "BUDGET_EXHAUSTED" in refusals
     assert "minute 13" not in refusals
-    after = max(event.time[:10] for event in record.timeline)
-    assert "extended the budget" not in looking.get(f"/timeline?since={after}").text
+    after = max(event.time[:10] for event in record.history)
+    assert "extended the budget" not in looking.get(f"/history?since={after}").text
 
 
 def test_a_cost_is_one_figure_wherever_it_is_shown(past, looking):
@@ -161,6 +161,21 @@ def test_a_cost_is_one_figure_wherever_it_is_shown(past, looking):
     assert not re.search(r"\d\.\d{5}", runs + history + read("budget") + read("clients"))
 
 
+def test_a_page_is_called_as_its_command_is_and_its_fields_as_options(past, looking):
+    """One word for one idea, here and in tests/documentation/test_budgets.py: a client, and its history."""
+    assert {path[1:] for path, _ in PLACES} - set(main.commands) == {"", "publication"}
+    assert [name for path, name in PLACES[1:]] == [path[1:].capitalize() for path, _ in PLACES[1:]]
+    others = re.compile(r"\b(team|teams|timeline)\b", re.IGNORECASE)
+    assert not [route.path for route in looking.app.pages.routes if others.search(route.path)]
+    for path in every_page(past):
+        page = looking.get(path).text
+        assert f"<h1>{dict(PLACES).get(path, '')}" in page
+        for tag, attributes in Outline(page).tags:
+            for name in ("id", "name", "for", "href", "action", "data-label"):
+                words = (attributes.get(name) or "").replace("ml-team", "")
+                assert not others.search(words), (path, tag, words)
+
+
 def test_foreign_words_are_only_ever_words(past, looking):
     """A script in a purpose or a reason, and characters that would turn the text around it about."""
     shown = [looking.get(path).text for path in every_page(past)]
@@ -177,14 +192,14 @@ def test_foreign_words_are_only_ever_words(past, looking):
     assert SCRIPT in PURPOSES[1]
 
 
-@pytest.mark.parametrize("query", [f"team={SCRIPT}", "team=%22%3E%3Cimg", "kind=nonsense", "page=-1", "page=9" * 40])
+@pytest.mark.parametrize("query", [f"client={SCRIPT}", "client=%22%3E%3Cimg", "kind=none", "page=-1", "page=9" * 40])
 def test_what_an_address_says_is_only_ever_text(looking, query):
-    for path in ("/runs", "/timeline"):
+    for path in ("/runs", "/history"):
         page = looking.get(f"{path}?{query}")
         assert page.status_code == 200
         assert page.text.count("<script") == page.text.count(OURS)
         assert "<img src=x" not in page.text
-    assert looking.get("/timeline?since=yesterday").status_code == 409
+    assert looking.get("/history?since=yesterday").status_code == 409
     assert "<script" not in looking.get(f"/sign-in?token={SCRIPT}").text
 
 
@@ -259,7 +274,7 @@ def test_no_act_is_done_without_the_form_of_this_session(home):
     assert len(acts) >= 8
     before = home.read_ledger().head.seq
     for path in acts:
-        fields = {"reason": "x", "team": "ml-team", "decision": "deny", "epsilon": "1"}
+        fields = {"reason": "x", "client": "ml-team", "decision": "deny", "epsilon": "1"}
         for token in ({}, {"csrf": ""}, {"csrf": other}, {"csrf": csrf(client)[:-1]}):
             assert client.post(path, data=fields | token, headers=OWN).status_code == 403, path
         good = fields | {"csrf": csrf(client)}
@@ -272,11 +287,11 @@ def test_no_act_is_done_without_the_form_of_this_session(home):
 
 def test_an_operator_stops_decides_and_answers_for_it(home):
     client = browser(home)
-    assert send(client, "/teams/pause", team="ml-team", reason="holidays").headers["location"] == "/teams"
-    text = client.get("/teams").text
+    assert send(client, "/clients/pause", client="ml-team", reason="holidays").headers["location"] == "/clients"
+    text = client.get("/clients").text
     assert "ml-team is paused" in text
-    assert "ml-team is paused" not in client.get("/teams").text  # said once
-    assert send(client, "/teams/resume", team="ml-team", reason="back").status_code == 303
+    assert "ml-team is paused" not in client.get("/clients").text  # said once
+    assert send(client, "/clients/resume", client="ml-team", reason="back").status_code == 303
     number = next(asked.number for asked in Record(home).requests if asked.decision is None)
     page = client.get("/requests").text
     assert "A last run before the paper" in page
@@ -292,7 +307,7 @@ def test_an_operator_stops_decides_and_answers_for_it(home):
     )
     assert send(client, "/freeze", reason="").status_code == 409
     assert send(client, "/freeze", reason="the board meets").status_code == 303
-    assert ">frozen<" in client.get("/teams").text
+    assert ">frozen<" in client.get("/clients").text
     assert send(client, "/unfreeze", reason="approved").status_code == 303
     assert send(client, "/ledger/verify").status_code == 303
     assert "The ledger verifies" in client.get("/ledger").text
@@ -300,7 +315,7 @@ def test_an_operator_stops_decides_and_answers_for_it(home):
     decided = next(asked for asked in record.requests if asked.number == number)
     assert (decided.decision, decided.granted, decided.decided_by) == (Decision.CUT, 0.1, OPERATOR)
     assert record.health.verified.ok
-    acts = [(event.kind, event.who, event.why) for event in record.timeline if event.entry][-6:]
+    acts = [(event.kind, event.who, event.why) for event in record.history if event.entry][-6:]
     assert acts == [
         ("client-paused", OPERATOR, "holidays"),
         ("client-resumed", OPERATOR, "back"),
@@ -335,14 +350,14 @@ def test_a_page_is_live_and_loses_nobodys_words(home):
     assert "open again" in client.get("/budget").text
 
 
-def test_a_new_team_is_signed_for_by_the_fingerprint_that_it_sent(home, tmp_path):
+def test_a_new_client_is_signed_for_by_the_fingerprint_that_it_sent(home, tmp_path):
     client = browser(home)
-    request = make_identity("cardiology", tmp_path / "team").read_bytes()
+    request = make_identity("cardiology", tmp_path / "cardiology").read_bytes()
     fingerprint = request_fingerprint(request)
 
     def approve(fingerprint: str, **fields: str):
         data = {"csrf": csrf(client), "fingerprint": fingerprint, "days": "90", **fields}
-        return client.post("/teams/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
+        return client.post("/clients/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
 
     for wrong in ("", fingerprint[:15], "0" * 64):
         refused = approve(wrong)
@@ -352,26 +367,26 @@ def test_a_new_team_is_signed_for_by_the_fingerprint_that_it_sent(home, tmp_path
     assert approve(f"{fingerprint[:8]} {fingerprint[8:24].upper()}", epsilon="0.5").status_code == 303
     added = next(each for each in Record(home).clients if each.name == "cardiology")
     assert added.share == 0.5
-    page = client.get("/teams").text
+    page = client.get("/clients").text
     assert "cardiology is added" in page
     (certificate,) = added.certificates
-    files = zipfile.ZipFile(io.BytesIO(client.get(f"/teams/{certificate.fingerprint}/credentials.zip").content))
+    files = zipfile.ZipFile(io.BytesIO(client.get(f"/clients/{certificate.fingerprint}/credentials.zip").content))
     assert set(files.namelist()) == {"ca.crt", "client.crt", "ledger.pub"}
     issued = x509.load_pem_x509_certificate(files.read("client.crt"))
     assert issued.public_key() == x509.load_pem_x509_csr(request).public_key()
     assert files.read("ledger.pub").decode().strip() == Record(home).health.public_key
-    assert client.get(f"/teams/{'0' * 64}/credentials.zip").status_code == 404
+    assert client.get(f"/clients/{'0' * 64}/credentials.zip").status_code == 404
 
 
 def test_share_cap_and_budget_take_what_the_commands_take(home):
     client = browser(home)
-    assert send(client, "/teams/share", team="ml-team", epsilon="2.5", reason="a share").status_code == 303
-    assert send(client, "/teams/cap", team="ml-team", epsilon="0.25", reason="a brake").status_code == 303
-    team = Record(home).clients[0]
-    assert (team.share, team.daily_cap) == (2.5, 0.25)
-    assert send(client, "/teams/cap", team="ml-team", epsilon="0", reason="no brake").status_code == 303
+    assert send(client, "/clients/share", client="ml-team", epsilon="2.5", reason="a share").status_code == 303
+    assert send(client, "/clients/cap", client="ml-team", epsilon="0.25", reason="a brake").status_code == 303
+    first = Record(home).clients[0]
+    assert (first.share, first.daily_cap) == (2.5, 0.25)
+    assert send(client, "/clients/cap", client="ml-team", epsilon="0", reason="no brake").status_code == 303
     assert Record(home).clients[0].daily_cap is None
-    refused = send(client, "/teams/share", team="ml-team", epsilon="9", reason="too much")
+    refused = send(client, "/clients/share", client="ml-team", epsilon="9", reason="too much")
     assert refused.status_code == 409
     assert '<a href="/budget#extend">extend the budget first</a>' in refused.text
     small, large = {"epsilon": "3.5", "reason": "minute 14"}, {"epsilon": "12", "reason": "minute 15"}
@@ -434,19 +449,19 @@ def test_an_act_that_takes_two_is_a_request_here_as_well(home, tmp_path):
     assert Record(home).overview.epsilon == 4.0
     assert "wait for a second" not in second.get("/requests").text
 
-    request = make_identity("cardiology", tmp_path / "team").read_bytes()
+    request = make_identity("cardiology", tmp_path / "cardiology").read_bytes()
 
     def approve(client: TestClient):
         data = {"csrf": csrf(client), "fingerprint": request_fingerprint(request), "days": "90", "epsilon": "0.5"}
-        return client.post("/teams/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
+        return client.post("/clients/approve", data=data, files={"request": ("c.csr", request)}, headers=OWN)
 
     assert approve(first).headers["location"] == "/requests"
     page = second.get("/requests").text
-    assert '2<span class="unseen"> waiting</span>' in page  # a team's, and this
+    assert '2<span class="unseen"> waiting</span>' in page  # a client's, and this
     filled = second.get(re.search('href="([^"]*)">approve as well', page)[1].replace("&amp;", "&")).text
     assert 'value="90"' in filled
     assert 'value="0.5"' in filled
-    assert approve(second).headers["location"] == "/teams"
+    assert approve(second).headers["location"] == "/clients"
     assert Record(home).clients[-1].name == "cardiology"
 
 
@@ -460,7 +475,7 @@ def test_an_act_of_the_console_states_the_operators_credential(home):
     assert send(client, "/unfreeze", reason="it was nothing").status_code == 303
     frozen, opened = home.read_ledger().entries[-2:]
     assert {entry.payload["by"]["credential"] for entry in (frozen, opened)} == {anna.credential}
-    assert f"anna ({anna.credential[:8]})" in client.get("/timeline").text
+    assert f"anna ({anna.credential[:8]})" in client.get("/history").text
     nobody = browser(HomeDirectory(home.path, operator="anna"))  # the name alone
     assert send(nobody, "/freeze", reason="a fire").status_code == 303  # which only stops
     refused = send(nobody, "/unfreeze", reason="x")
@@ -519,9 +534,9 @@ def test_a_proposal_is_shown_with_its_price_and_published_once_the_word_is_typed
     client = browser(site.home)
     assert client.app.room["/publication"] > MAX_FILE_BYTES
 
-    def look(data: bytes, team: str = CLIENT):
+    def look(data: bytes, charged: str = CLIENT):
         files = {"proposal": ("p.dpswd", data)}
-        return client.post("/publication", data={"csrf": csrf(client), "team": team}, files=files, headers=OWN)
+        return client.post("/publication", data={"csrf": csrf(client), "client": charged}, files=files, headers=OWN)
 
     shown = look(proposal.to_file())
     assert shown.status_code == 200, shown.text
@@ -534,7 +549,7 @@ def test_a_proposal_is_shown_with_its_price_and_published_once_the_word_is_typed
     wrong = look(b"no proposal")
     assert wrong.status_code == 409
     assert "<bdi>the file " in wrong.text
-    assert look(proposal.to_file(), team="nobody").status_code == 404
+    assert look(proposal.to_file(), charged="nobody").status_code == 404
     assert site.home.read_ledger().head.seq == before
     with site.home.open_ledger() as books:
         books.extend_budget(PrivacyBudget(3.5, 1e-5), reason="meanwhile")

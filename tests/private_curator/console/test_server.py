@@ -71,7 +71,7 @@ def test_what_speaks_no_browsers_http_gets_nothing(home):
         for target in (
             "/../../../../etc/passwd",
             "/console.css/../../../ledger.key",
-            "//evil.example/teams/",
+            "//evil.example/clients/",
             "/%2e%2e/x",
         ):
             reply = ask(f"GET {target} HTTP/1.1")

@@ -17,9 +17,9 @@ from declarations import quantiles, rows
 from made_home import made_home
 
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
-from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.storage.asks import Ask
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, GrantNotHeld, InvalidValue, SettingsError
@@ -118,22 +118,22 @@ def test_a_run_is_shown_with_its_price_and_why(record, lived):
         record.run("0" * 32)
 
 
-def test_the_timeline_says_who_did_what_and_why(record, lived):
-    acts = selected(record.timeline, categories=[Category.ACT], who="Anna Weber")
+def test_the_history_says_who_did_what_and_why(record, lived):
+    acts = selected(record.history, categories=[Category.ACT], who="Anna Weber")
     assert [(act.kind, act.why) for act in acts] == [
         ("budget-extended", "second study"),
         ("share-set", "a share after all"),
         ("client-paused", "on holiday"),
     ]
     assert acts[0].text == "extended the budget from 5 to epsilon 8 at delta 1e-05"
-    (refusal,) = selected(record.timeline, categories=[Category.REFUSAL])
+    (refusal,) = selected(record.history, categories=[Category.REFUSAL])
     assert (refusal.count, refusal.epsilon, refusal.client, refusal.why) == (3, 11.0, "ml-team", "all of it")
     assert "asked for a run of 'rows' and was refused: BUDGET_EXHAUSTED, 3 times" in refusal.text
-    charges = selected(record.timeline, categories=[Category.CHARGE], client="ml-team")
+    charges = selected(record.history, categories=[Category.CHARGE], client="ml-team")
     assert [charge.run for charge in charges] == [run.run_id for run in lived[1:]]
-    assert selected(record.timeline, until="2020-01-01") == []
+    assert selected(record.history, until="2020-01-01") == []
     with pytest.raises(InvalidValue, match="no day"):
-        selected(record.timeline, since="yesterday")
+        selected(record.history, since="yesterday")
 
 
 def test_the_ledgers_health(record):

@@ -20,8 +20,8 @@ from serving_here import serving
 from torch import nn
 
 from dpswd.private_curator.observability import logs
+from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record
-from dpswd.private_curator.operator.timeline import Category, selected
 from dpswd.private_curator.serving.asking import host_of
 from dpswd.private_curator.settings.groups import LogSettings
 from dpswd.private_curator.storage.asks import MOST_ROWS, OTHERS, RETENTION_DAYS, Ask, AskBook
@@ -116,7 +116,7 @@ def test_what_a_team_asked_and_was_refused(tmp_path, log):
         line for line in (tmp_path / "runs" / "receipts.jsonl").read_text().splitlines() if "run-opened" in line
     ]
     assert "sepsis, spring" in receipt
-    refused = {event.kind: event for event in selected(record.timeline, categories=[Category.REFUSAL])}
+    refused = {event.kind: event for event in selected(record.history, categories=[Category.REFUSAL])}
     assert refused["BUDGET_EXHAUSTED"].count == 3
     assert refused["BUDGET_EXHAUSTED"].epsilon == 7.5
     assert refused["GRANT_NOT_HELD"].who == "ml-team"
@@ -164,7 +164,7 @@ def test_a_search_for_the_noise_is_one_refusal_with_the_epsilon_that_was_typed(t
         with pytest.raises(errors.BudgetExhausted, match=r"would cost epsilon 1\.5000"):
             quoted(team, Replay().declarable(extractor, (5,), None), plan, required=True)
     assert asked.count("OpenRun") > 3
-    (refused,) = selected(Record(HomeDirectory(made.path)).timeline, categories=[Category.REFUSAL])
+    (refused,) = selected(Record(HomeDirectory(made.path)).history, categories=[Category.REFUSAL])
     assert (refused.count, refused.epsilon) == (1, 1.5)
 
 

@@ -94,7 +94,7 @@ class Followed:
     """What the ledger's entries tell, one after the other.
 
     Attributes:
-        events: the ledger's part of the timeline.
+        events: the ledger's part of the history.
         points: the data set's account over time.
         increases: what each run added to the data set's epsilon, and to its client's share where it had one.
     """
@@ -106,7 +106,7 @@ class Followed:
 
 def followed(entries: Iterable[SignedEntry]) -> Followed:
     """Reads a ledger's entries, all but those of steps, in order from the first."""
-    books, timeline = Register(RENYI), Followed([], [], {})
+    books, history = Register(RENYI), Followed([], [], {})
     for entry in entries:
         payload = entry.payload
         share, whole = books.shares.get(payload.get("client") or ""), books.data_set
@@ -123,13 +123,13 @@ def followed(entries: Iterable[SignedEntry]) -> Followed:
                 delta=budget.delta,
                 run=payload.get("run", ""),
             )
-            timeline.points.append(point)
+            history.points.append(point)
         if entry.kind == Kind.RUN_OPENED and whole is not None:
             of_share = None if share is None else _spent(books.shares[payload["client"]]) - _spent(share)
-            timeline.increases[payload["run"]] = spent - _spent(whole), of_share
+            history.increases[payload["run"]] = spent - _spent(whole), of_share
         if entry.kind not in GO_WITH_A_CHARGE:
-            timeline.events.append(_event(entry, spent=spent, before=None if whole is None else whole.budget.epsilon))
-    return timeline
+            history.events.append(_event(entry, spent=spent, before=None if whole is None else whole.budget.epsilon))
+    return history
 
 
 def _spent(account: Account) -> float:
@@ -210,7 +210,7 @@ def selected(
     since: str | None = None,
     until: str | None = None,
 ) -> list[Event]:
-    """The part of a timeline that is asked for, in order.
+    """The part of a history that is asked for, in order.
 
     Args:
         events: in any order.
