@@ -19,13 +19,14 @@ from torch import Tensor
 
 from dpswd.private_curator.core.steps import release
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.shared.core.mechanisms import clipped_sum, rounded_features
+from dpswd.shared.core.mechanisms import rounded_features
 from dpswd.shared.core.mechanisms.interface import Step
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors, clip_records, neutralise
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, grid_step, release_finely
 from dpswd.shared.core.steps import computing
 from dpswd.shared.core.steps.sampling import sample_without_replacement
+from dpswd.shared.published_mechanisms import clipped_sum
 from dpswd.shared.published_mechanisms.sinkhorn import mechanism as sinkhorn
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 from dpswd.shared.seeded_noise import SeededNoise

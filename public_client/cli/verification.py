@@ -23,6 +23,10 @@ EXIT_FINDINGS = 13
 @click.option("--earlier", "earlier", type=FILE, multiple=True, help="An export that was kept from before; repeat.")
 @click.option("--key", "key", type=FILE, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
 @click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub.")
+@click.option("--source", type=FILE, help="Derives an adapted model again from it.")
+@click.option("--label", help="As of train.")
+@click.option("--network", help="As of train.")
+@click.option("--model", type=FILE, help="As of train.")
 @click.option("--partial", is_flag=True, help="These receipts are not all: answers without one are no finding.")
 @format_option
 @click.pass_context
@@ -33,12 +37,18 @@ def verify(
     earlier: tuple[Path, ...],
     key: Path | None,
     credentials: Path | None,
+    source: Path | None,
+    label: str | None,
+    network: str | None,
+    model: Path | None,
     partial: bool,
     output: str,
 ) -> None:
     """Checks RECEIPTS (files or run directories) by themselves and against an export of the ledger. Offline.
 
     A release that a hospital published is checked like them: its signature, its two receipts and all digests.
+
+    So is an adapted model (.safetensors).
 
     Finds edits, deletions, reordering, truncation, a rollback to an older backup, and answers that nobody here
     received. Ends with exit code 13 when something is wrong.
@@ -50,7 +60,16 @@ def verify(
         raise SettingsError("--earlier needs --ledger: an earlier export is held against a later one")
     public_key = verification.pinned_key(given=key, credentials=credentials, receipts=receipts)
     published = [path for path in receipts if is_publication(path)]
-    entries, unreadable = verification.read_receipts([path for path in receipts if path not in published])
+    models = [path for path in receipts if path.suffix == ".safetensors"]
+    others = [path for path in receipts if path not in (*published, *models)]
+    entries, unreadable = verification.read_receipts(others)
+    for path in models:
+        from dpswd.public_client.experiments.deriving import check_adapted
+
+        checked = check_adapted(path, key=public_key, source=source, label=label, network=network, model=model)
+        entries, unreadable = entries + checked.entries, unreadable + checked.findings
+        if output == "text" and not checked.findings:
+            click.echo(f"{path}: {checked}")
     for path in published:
         own, wrong = verification.read_release(path, public_key)
         entries, unreadable = entries + own, unreadable + wrong

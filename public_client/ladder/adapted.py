@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.ladder import words
+from dpswd.public_client.ladder.certificate import certificate_of
+from dpswd.public_client.ladder.evidence import Evidence
 from dpswd.public_client.ladder.rungs import LABELS, Ladder
 from dpswd.public_client.methods.comparison import Asked, Comparison
 from dpswd.public_client.methods.normalisation import UNCHANGED
@@ -24,9 +27,11 @@ from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DpswdError, InvalidValue, PrivacyError, rounded
+from dpswd.shared.files import write_public
 
 _log = logging.getLogger(__name__)
 _COMPARISON = "comparison.json"
+CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX = ".certificate.json", ".evidence"
 OWN, CHANGED = "own", "changed"
 """Models of a comparison; the team's own wins a draw."""
 SEEN = "channels moved"
@@ -67,6 +72,7 @@ class Adapted:
         not_compared: why there is none although it was asked for; the changed model is delivered.
         lost: why a hospital among several was not asked to the end of its first rung; its model is the team's own.
         history: of the last rung.
+        evidence: makes what the model follows from; None where nothing was recorded.
     """
 
     ladder: Ladder
@@ -77,6 +83,7 @@ class Adapted:
     not_compared: DpswdError | None = None
     lost: DpswdError | None = None
     history: list[HistoryPoint] = field(default_factory=list)
+    evidence: Callable[[], Evidence] | None = None
 
     @property
     def outcome(self) -> str:
@@ -134,18 +141,30 @@ class Adapted:
     def save(self, path: str | Path) -> Path:
         """Writes the model to one file, graphs and weights (`load_adapted`).
 
+        Beside it stand its certificate, which is in the file as well, and its evidence (`check`).
+
         Args:
             path: of the file.
         """
-        plan = self.plan
+        path, plan = Path(path), self.plan
+        evidence = None if self.evidence is None else self.evidence()
+
+        def certify(model: bytes) -> str:
+            assert evidence is not None, "without it there is no certificate"
+            certificate = certificate_of(evidence, model=model, comparison=self.comparison)
+            write_public(path.with_suffix(CERTIFICATE_SUFFIX), certificate)
+            write_public(path.with_suffix(EVIDENCE_SUFFIX), evidence.to_bytes())
+            return certificate.decode("ascii")
+
         save_adapted(
-            Path(path),
+            path,
             extractor=self.model.extractor.cpu(),
             classifier=self.model.classifier.cpu(),
             record_shape=plan.record_shape,
             plan=plan,
+            certify=None if evidence is None else certify,
         )
-        return Path(path)
+        return path
 
     @property
     def plan(self) -> Plan:

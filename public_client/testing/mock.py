@@ -40,6 +40,7 @@ from dpswd.shared.core.mechanisms.interface import (
     ModelFacts,
 )
 from dpswd.shared.core.privacy.budget import PrivacyBudget, Spent
+from dpswd.shared.core.privacy.event_json import event_to_json
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 from dpswd.shared.core.privacy.filter import PrivacyFilter
 from dpswd.shared.core.steps.admission import admit_run, offered
@@ -319,7 +320,8 @@ class MockCurator(Curator):
         graph = self._graphs[parameters.graph_digest]
         weights = weights_from_bytes(self._weights[parameters.weights_digest], graph.tensor_shapes)
         run_id = f"mock-{len(self._runs) + 1}"
-        receipt = self._signed(chain.RUN_OPENED, run_id, request.request_id, run_digest(parameters))
+        stated = {"event": event_to_json(run.event), "steps": run.event.steps, "epsilon": priced.epsilon}
+        receipt = self._signed(chain.RUN_OPENED, run_id, request.request_id, run_digest(parameters), **stated)
         self._runs[run_id] = _Run(run, Extractor.from_graph(graph, weights), receipt)
         self._opened[request.request_id] = run_id
         self.charges.append(MockCharge(priced.epsilon, run))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ def save_adapted(
     record_shape: tuple[int, ...],
     plan: Plan | Mapping[str, Any],
     statistics: SourceStatistics | None = None,
+    certify: Callable[[bytes], str] | None = None,
 ) -> None:
     """Writes both modules to one file.
 
@@ -34,6 +35,7 @@ def save_adapted(
         record_shape: of one record.
         plan: how it was trained.
         statistics: of the public source, for the hospital's drift report.
+        certify: see `write_adapted`.
 
     Raises:
         ExtractorUnsupported: the classifier uses something outside the closed vocabulary.
@@ -46,6 +48,7 @@ def save_adapted(
         classifier=(head, module_weights(classifier, head)),
         plan=plan if isinstance(plan, Mapping) else plan.to_json(),
         statistics=statistics,
+        certify=certify,
     )
 
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.files import write_public
-from dpswd.shared.models.model_file import below, json_object, read_model_file, rebuilt
+from dpswd.shared.models.model_file import below, json_object, model_bytes, read_model_file, rebuilt
 from dpswd.shared.models.source_statistics import SourceStatistics
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node, operation_of
@@ -27,6 +26,7 @@ from dpswd.shared.sandbox.graph import ExtractorGraph, Node, operation_of
 FORMAT = "dpswd-adapted-1"
 PARTS = ("extractor", "classifier")
 STATISTICS = "statistics"
+CERTIFICATE = "certificate"
 
 _MAX_PLAN_CHARACTERS = 100_000
 
@@ -78,6 +78,7 @@ def write_adapted(
     classifier: tuple[ExtractorGraph, Mapping[str, Tensor]],
     plan: Mapping[str, Any],
     statistics: SourceStatistics | None = None,
+    certify: Callable[[bytes], str] | None = None,
 ) -> None:
     """Writes both graphs with their weights to one file.
 
@@ -87,6 +88,7 @@ def write_adapted(
         classifier: (d,) to scores, and its tensors.
         plan: plain values that say how the model was trained.
         statistics: of the public source.
+        certify: makes the certificate that is put into the file, of the bytes of the file without one.
     """
     tensors = compose_weights(extractor[1], classifier[1])
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -99,8 +101,11 @@ def write_adapted(
     if statistics is not None:
         tensors |= {f"{STATISTICS}.{name}": tensor.contiguous() for name, tensor in statistics.tensors().items()}
         metadata[STATISTICS] = json.dumps(statistics.facts(), sort_keys=True)
+    data = model_bytes(tensors, metadata)
+    if certify is not None:
+        data = model_bytes(tensors, metadata | {CERTIFICATE: certify(data)})
     # Whole or not at all: a full disk or Ctrl-C must not leave half a model under the model's name.
-    write_public(path, save(tensors, metadata=metadata))
+    write_public(path, data)
 
 
 def read_adapted(path: str | Path, *, device: torch.device | str = "cpu") -> AdaptedModel:

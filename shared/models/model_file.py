@@ -12,6 +12,7 @@ from typing import Any
 
 import safetensors
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
@@ -20,6 +21,37 @@ from dpswd.shared.sandbox.graph import MAX_PARAMETERS, ExtractorGraph
 
 MAX_FILE_BYTES = 3 * 4 * MAX_PARAMETERS
 """Two graphs at their limit, and statistics and names beside them."""
+
+
+def model_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A model's file, the same bytes in every process; safetensors by itself writes metadata in a random order.
+
+    Args:
+        tensors: by name.
+        metadata: plain texts.
+    """
+    return in_one_spelling(save(dict(tensors), metadata=dict(metadata)))
+
+
+def in_one_spelling(data: bytes, *, without: str | None = None) -> bytes:
+    """A safetensors file with its header in canonical JSON.
+
+    Args:
+        data: the file.
+        without: a key of the metadata that is left out.
+
+    Raises:
+        InvalidValue: its header is no JSON object.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8:end])
+        header.get("__metadata__", {}).pop(without, None)
+    except (ValueError, AttributeError, RecursionError, TypeError) as error:
+        raise InvalidValue("it is no safetensors file") from error
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def read_model_file(path: Path, *, kind: str, form: str, writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:

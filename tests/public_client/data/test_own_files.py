@@ -44,7 +44,7 @@ def test_parquet_and_npz_give_the_same(csv, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "reading", "told"),
+    ("text", "reading", "message"),
     [
         (CSV, Reading(labels="il"), "has no column 'il'; it has 'age', 'chol', 'ill'; did you mean 'ill'?"),
         (CSV, Reading(), "has no column 'label'; it has 'age', 'chol', 'ill'; --label names"),

@@ -51,7 +51,7 @@ def test_what_was_made_in_the_file_is_not_shared_and_a_changed_file_is_read_agai
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("Nett", "has no Nett; it has Net, pair, made, needs, number; did you mean Net?"),
         ("needs", "without arguments that makes one or (extractor, classifier): .*missing 1 required"),

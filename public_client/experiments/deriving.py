@@ -1,0 +1,46 @@
+"""An adapted model's check by files alone: certificate, evidence, public source and the team's network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpswd.public_client.data.networks import ready_network
+from dpswd.public_client.data.own_files import load_own
+from dpswd.public_client.experiments.own_model import own_model
+from dpswd.public_client.ladder.check import Checked, check, derive
+from dpswd.public_client.training.sites import Model
+from dpswd.shared.protocol.contract import DataContract
+from dpswd.shared.records.batches import Reading
+
+_SHOWN = 256  # source records by which a network is split, as in a training
+
+
+def check_adapted(
+    path: Path, *, key: bytes, source: Path | None, label: str | None, network: str | None, model: Path | None
+) -> Checked:
+    """Checks a model, and derives it again where the source is given and nothing else is wrong.
+
+    Args:
+        path: of the model.
+        key: see `check`.
+        source: the public source's file; None checks signatures and digests alone.
+        label: its column of labels.
+        network: FILE.py:NAME of the team's own network; None for a ready one.
+        model: the team's fitted classifier, or None.
+
+    Raises:
+        DataInvalid, SettingsError: a file is missing, or is none of its kind.
+    """
+    checked = check(path, key=key)
+    if source is None or checked.findings:
+        return checked
+    declared = checked.evidence.settings["contract"]
+    contract = DataContract.from_bytes(bytes.fromhex(declared)) if declared else DataContract()
+    own = load_own(source, Reading(contract.column_names or None, label), classes=contract.class_names)
+    records, labels = own.data.images, own.data.labels
+    if network is None and model is None:
+        start = Model(*ready_network(tuple(records.shape[1:]), int(labels.max()) + 1))
+    else:
+        start = own_model(network, model, records[:_SHOWN])
+    derive(path, checked, start, (records, labels))
+    return checked

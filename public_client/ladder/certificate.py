@@ -1,0 +1,168 @@
+"""The certificate of an adapted model: what it follows from, what was proved of that, and what it is good for.
+
+It is canonical JSON, of public values alone, and anybody can make it again from the evidence. So nobody signs it: what
+needs a signature, the hospital's receipts, has one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib import metadata, resources
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.ladder.evidence import Evidence
+from dpswd.public_client.methods.comparison import Comparison
+from dpswd.shared.accounting.persons import promised_to_person
+from dpswd.shared.accounting.pricing import filter_for
+from dpswd.shared.core.errors import BudgetExhausted, DpswdError, InvalidValue
+from dpswd.shared.core.ledger.receipts import canonical_json, sha256
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.event_json import event_from_json
+from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
+
+FORMAT = "dpswd-certificate-1"
+NOT_MEASURED = "not measured"
+CONDITIONS = (
+    "Do not try to identify persons with this model.",
+    "Epsilon counts the releases that are listed here; others of the same persons add to it.",
+    "The guarantee is of the model; what it predicts of a new patient is as private as that patient's record.",
+)
+_LIBRARIES = ("dpswd", "torch", "numpy", "scipy", "safetensors", "protobuf", "scikit-learn")
+_ROOM = 2.0  # of the filter that composes, beyond the sum of the runs' own epsilons
+
+
+def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison | None) -> bytes:
+    """The certificate of a model.
+
+    Args:
+        evidence: of it.
+        model: bytes of its file without a certificate.
+        comparison: with the team's own model on the hospital's labels, where there was one.
+
+    Raises:
+        InvalidValue: the exchanges hold no description, or a receipt is none.
+    """
+    description = described(evidence)
+    gain: Any = NOT_MEASURED
+    if comparison is not None:
+        own = ("accuracies", "error", "winner", "epsilon")
+        gain = {name: getattr(comparison, name) for name in own}
+        gain["accuracies"] = {name: repr(value) for name, value in comparison.accuracies.items()}  # NaN is no JSON
+    start = hashlib.sha256()
+    for name, tensor in sorted(evidence.weights.items()):
+        start.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    content = {
+        "format": FORMAT,
+        "model": sha256(model),
+        "team_model": {"weights": start.hexdigest()}
+        | {part: sha256(graph.encode()) for part, graph in evidence.graphs.items()},
+        "source": evidence.source,
+        "evidence": sha256(evidence.to_bytes()),
+        "hospital": {"data_set": description.data_set, "ledger_key": description.ledger_public_key},
+        "privacy": _privacy(evidence, description),
+        "releases": _releases(evidence),
+        "gain": gain,
+        "conditions": list(CONDITIONS),
+        "software": software(str(evidence.settings["device"])),
+    }
+    return canonical_json(content)
+
+
+def described(evidence: Evidence) -> Description:
+    """What the curator said of its data set.
+
+    Raises:
+        InvalidValue: nothing.
+    """
+    for one in evidence.stored():
+        if one.method == "Describe":
+            return Description.from_message(one.exchange().reply)
+    raise InvalidValue("the exchanges hold no description of a data set")
+
+
+def software(device: str) -> dict[str, str]:
+    """What bits depend on, beside the evidence.
+
+    Args:
+        device: that was computed on.
+    """
+    installed = {name: _version(name) for name in _LIBRARIES}
+    locked = resources.files("dpswd").joinpath("dependencies.cdx.json").read_bytes()  # versions and digests of all
+    return installed | {
+        "dependencies": sha256(locked),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "instructions": f"torch {torch.backends.cpu.get_cpu_capability()}, numpy {_numpy_instructions()}",
+        "threads": "1",
+        "device": device,
+        "repeats": "bit for bit" if device == "cpu" else "but for the order of sums: CUDA promises none",
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _numpy_instructions() -> str:
+    build: Any = np.show_config(mode="dicts")
+    return ",".join(build.get("SIMD Extensions", {}).get("found", []))
+
+
+def _releases(evidence: Evidence) -> list[dict[str, Any]]:
+    listed = []
+    for run in evidence.runs():
+        opening, *answers = run.entries
+        replies = [sha256(step.reply.step_release) for step in run.steps]
+        each = {"run": run.opening.reply.run_id, "mechanism": run.parameters.mechanism, "receipt": opening.hash}
+        each["epsilon_alone"] = opening.payload.get("epsilon")
+        each["replies"] = [
+            {"reply": reply, "receipt": answer.hash} for reply, answer in zip(replies, answers, strict=True)
+        ]
+        listed.append(each)
+    return listed
+
+
+def _privacy(evidence: Evidence, description: Description) -> dict[str, Any]:
+    """As the receipts state it; composed by the ledger's own accountant."""
+    delta, relation = description.data_set_budget.delta, NeighbouringRelation(description.neighbouring_relation)
+    openings = [run.entries[0].payload for run in evidence.runs()]
+    try:
+        events = [event_from_json(str(opening["event"])) for opening in openings]
+        alone = sum(float(opening["epsilon"]) for opening in openings)
+        asked = float(evidence.settings["epsilon"])
+        rooms = (asked, asked + float(evidence.settings["evaluate_epsilon"] or 0.0), _ROOM * alone)
+        epsilon = next(
+            each for each in (_composed(events, room, delta, relation) for room in rooms) if each is not None
+        )
+    except (DpswdError, KeyError, ValueError, IndexError, TypeError, StopIteration) as error:
+        raise InvalidValue(f"the receipts do not state what was charged: {error!r}") from error
+    count = description.records_per_person
+    person = promised_to_person(epsilon, delta, count)
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "unit": "one record",
+        "person": {"records_at_most": count, "epsilon": person[0], "delta": person[1]},
+        "neighbours": relation.value,
+        "composition": "of all releases below, by Renyi filters",
+    }
+
+
+def _composed(events: list[RunEvent], room: float, delta: float, relation: NeighbouringRelation) -> float | None:
+    """Epsilon of runs by the filter of a budget, as the ladder was priced; None where that admits them not."""
+    own = filter_for(PrivacyBudget(room, delta, relation), events[0])
+    spent = own.zero()
+    try:
+        for event in events:
+            spent = own.admit(spent, own.price(event))
+    except BudgetExhausted:
+        return None
+    return own.epsilon(spent)

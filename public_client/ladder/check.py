@@ -1,0 +1,195 @@
+"""Whether an adapted model is what its certificate says, offline: by receipts, and by deriving it again."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.curator.recording import Replaying
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.datasets import Batches, Labelled
+from dpswd.public_client.data.source import collect, source_loader
+from dpswd.public_client.ladder.adapt import adapt
+from dpswd.public_client.ladder.adapted import CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX
+from dpswd.public_client.ladder.certificate import certificate_of, described, software
+from dpswd.public_client.ladder.evidence import Evidence, digest_of
+from dpswd.shared.books.chain_checks import Finding, Tampering
+from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, rounded
+from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
+from dpswd.shared.models.adapted import CERTIFICATE, read_adapted
+from dpswd.shared.models.model_file import in_one_spelling
+from dpswd.shared.protocol.contract import DataContract
+
+_USUAL_BATCH = 128
+
+
+@dataclass
+class Checked:
+    """What a check found of one model.
+
+    Attributes:
+        certificate: as it stands beside the model.
+        evidence: see `Evidence`.
+        findings: everything that is wrong.
+        derived: whether the model was derived again, and came out bit for bit.
+    """
+
+    certificate: Mapping[str, Any]
+    evidence: Evidence
+    findings: list[Finding] = field(default_factory=list)
+    derived: bool = False
+
+    def __str__(self) -> str:
+        """In one line, where nothing is wrong."""
+        of = self.certificate["privacy"]
+        last = "derived again, bit for bit" if self.derived else "not derived again (--source)"
+        cost = f"epsilon {rounded(of['epsilon'], up=True)} at delta {of['delta']:g}"
+        return f"adapted by {len(self.entries)} receipts, {cost}; {last}"
+
+    @property
+    def entries(self) -> list[SignedEntry]:
+        """The receipts, to be held against a ledger."""
+        return [entry for run in self.evidence.runs() for entry in run.entries]
+
+    def note(self, text: str, kind: Tampering = Tampering.INCONSISTENT) -> None:
+        """One finding more."""
+        self.findings.append(Finding(tampering=kind, seq=0, text=text))
+
+
+def check(path: str | Path, *, key: bytes) -> Checked:
+    """Holds a model's file, its certificate and its evidence against each other and against the ledger's key.
+
+    Args:
+        path: of the model; certificate and evidence stand beside it.
+        key: the ledger's raw Ed25519 key, 32 bytes, as the hospital gave it over another way.
+
+    Raises:
+        DataInvalid: a file is missing, or is none of its kind.
+    """
+    path = Path(path)
+    data, beside, evidence_data = (
+        _read(file) for file in (path, path.with_suffix(CERTIFICATE_SUFFIX), path.with_suffix(EVIDENCE_SUFFIX))
+    )
+    evidence = Evidence.from_bytes(evidence_data)
+    try:
+        certificate = json.loads(beside)
+        bare, spelled = in_one_spelling(data, without=CERTIFICATE), in_one_spelling(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        inside = str(header["__metadata__"].get(CERTIFICATE, "")).encode()
+        listed = {each["run"]: each for each in certificate["releases"]}
+        stated = {name: certificate[name] for name in ("model", "evidence", "source", "software")}
+        software_keys = set(stated["software"])
+    except (InvalidValue, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataInvalid(f"{path} has no certificate that can be read: {error!r}") from error
+    checked = Checked(certificate, evidence)
+    if inside != beside:
+        checked.note("the certificate in the model's file is not the one beside it")
+    if spelled != data:
+        checked.note("the model's file is spelled otherwise than it was written")
+    if stated["model"] != sha256(bare):
+        checked.note("the model is not the one that was certified: a weight, a graph or its plan was changed")
+    if stated["evidence"] != sha256(evidence_data):
+        checked.note("the evidence is not the one that was certified")
+    if described(evidence).ledger_public_key != key.hex():
+        checked.note("the replies are of a curator with another ledger's key", Tampering.FORGED)
+    for run in evidence.runs():
+        for text in run.problems(key):
+            checked.note(text, Tampering.FORGED)
+        if run.opening.reply.run_id not in listed:
+            checked.note(f"run {run.opening.reply.run_id} was charged, and the certificate does not list it")
+    if not checked.findings:
+        again = json.loads(certificate_of(evidence, model=bare, comparison=None))
+        ours = {**again, "gain": certificate.get("gain"), "software": stated["software"]}
+        differing = [name for name in {**ours, **certificate} if ours.get(name) != certificate.get(name)]
+        if differing or software_keys != set(again["software"]):
+            checked.note(f"the certificate says otherwise than its evidence: {', '.join(differing) or 'software'}")
+    return checked
+
+
+def derive(path: str | Path, checked: Checked, model: Any, source: Any) -> None:
+    """Derives a checked model again from the stored replies, and notes where it comes out otherwise.
+
+    Args:
+        path: of the model.
+        checked: without findings.
+        model: the team's network, for its layers; its weights are the evidence's.
+        source: the public source: as it was given to `adapt`, or a pair of its records and labels.
+    """
+    path, settings, evidence = Path(path), checked.evidence.settings, checked.evidence
+    batches: Batches = source
+    if isinstance(source, (tuple, list)) and len(source) == 2:
+        pair = Labelled(torch.as_tensor(source[0]).float(), torch.as_tensor(source[1]).long())
+        batches = list(source_loader(pair, batch_size=settings["batch_size"] or _USUAL_BATCH, seed=settings["seed"]))
+    if digest_of(batches, seed=settings["seed"]) != evidence.source:
+        checked.note("the source is another one than the model was adapted with")
+        return
+    records = collect(batches, most=1).images
+    replaying = Replaying(evidence.stored())
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder) / path.name
+        try:
+            evidence.give(model, tuple(records.shape[1:]))
+            contract = settings["contract"] and DataContract.from_bytes(bytes.fromhex(settings["contract"]))
+            derived = adapt(
+                model,
+                batches,
+                Hospital(Curator(replaying)),
+                epsilon=settings["epsilon"],
+                evaluate_epsilon=settings["evaluate_epsilon"],
+                contract=contract,
+                device=settings["device"],
+                seed=settings["seed"],
+                progress=False,
+            )
+            gain = json.loads(certificate_of(evidence, model=b"", comparison=derived.comparison))["gain"]
+            derived.evidence = None
+            derived.save(again)
+        except DpswdError as error:
+            checked.note(f"the model cannot be derived again: {error}{_elsewhere(checked)}")
+            return
+        bare = in_one_spelling(path.read_bytes(), without=CERTIFICATE)
+        same = again.read_bytes() == bare and not replaying.differences
+        checked.derived = same and gain == checked.certificate["gain"]
+        if gain != checked.certificate["gain"]:
+            checked.note("the gain is not the one that the hospital released")
+        if not same:
+            reasons = "; ".join(dict.fromkeys((*_distances(path, again, batches), *replaying.differences)))
+            checked.note(f"derived again the model is another: {reasons}{_elsewhere(checked)}")
+
+
+def _distances(path: Path, again: Path, batches: Batches) -> Iterator[str]:
+    """How far the model that was derived is from the one at hand."""
+    own, derived = read_adapted(path), read_adapted(again)
+    (graph, weights), (other, others) = own.composed(), derived.composed()
+    if graph != other:
+        yield "its layers differ"
+        return
+    furthest = max((float((weights[name] - others[name]).abs().max()) for name in weights), default=0.0)
+    same = [own.predict(part.float()) == derived.predict(part.float()) for part, _ in batches]
+    share = float(torch.cat(same).double().mean())
+    yield f"weights differ by at most {furthest:.3g}, {100 * share:.2f}% of the predictions on the source are equal"
+    if own.plan != derived.plan:
+        yield "its plan differs"
+
+
+def _elsewhere(checked: Checked) -> str:
+    """What of the software is not as in the certificate, in words."""
+    theirs, here = checked.certificate["software"], software(str(checked.evidence.settings["device"]))
+    differing = [f"{name} {here[name]} ({theirs[name]} there)" for name in here if here[name] != theirs[name]]
+    return f"; here is {', '.join(differing)}" if differing else "; software and processor are those of the certificate"
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataInvalid(
+            f"{file} cannot be read ({error.strerror}); a model, its certificate and its evidence stand side by side"
+        ) from error
