@@ -242,7 +242,7 @@ class Ledger(OperatorActs, ClientActs):
         try:
             super()._refresh(connection)
         except LedgerCorrupt:
-            if self._witness is None:
+            if self._watch is None:  # one file: no failover loses the end of it
                 raise
             self.look(connection)  # what no failover forgets is missing for all replicas, not for this one alone
             # It lacks only what nobody relied on: of a commit that the lost primary had alone.

@@ -220,6 +220,7 @@ def test_a_commit_whose_wait_was_cancelled_is_relied_on_by_nobody(pair, location
         primary.kill()
         standby.start()
         standby.promote()
+        curator.watch()  # as every curator that serves from PostgreSQL does
         assert curator.status().steps_used == 1  # what it has seen and nobody relied on may be missing
     witness = Witness(tmp_path / "witness")
     assert witness.entry().kind == "step-resumed"  # what was not waited for is noted by nobody
