@@ -107,7 +107,7 @@ def test_what_is_given_out_once_more_is_noted(serve, location, key, note, tmp_pa
         assert Witness(other).entry() == Witness(note).entry() == elsewhere.head()
 
 
-def test_an_act_that_another_program_wrote_and_this_one_only_saw_is_not_forgotten(serve, snapshot, open_run):
+def test_an_act_that_another_program_wrote_and_this_one_only_saw_is_not_forgotten(serve, snapshot, open_run, location):
     """Attack: a freeze is put back while the curator serves, which had seen it and noted nothing since."""
     with serve() as ledger:
         open_run(ledger)
@@ -116,12 +116,11 @@ def test_an_act_that_another_program_wrote_and_this_one_only_saw_is_not_forgotte
             command.freeze(reason="stop")
         assert ledger.budget_of("alice")[0].epsilon_remaining == 0.0
         put_back()
-        try:
-            left = ledger.budget_of("alice")[0].epsilon_remaining
-        except LedgerCorrupt as refused:
-            assert "older" in str(refused)
+        if isinstance(location, SqliteFile):  # what its log of writes holds outlives the file under it
+            assert ledger.budget_of("alice")[0].epsilon_remaining == 0.0
         else:
-            assert left == 0.0  # SQLite: what its log of writes holds outlives the file under it
+            with pytest.raises(LedgerCorrupt, match="older"):
+                ledger.budget_of("alice")
 
 
 def test_neither_is_another_history_of_the_same_length(serve, snapshot, open_run, location, key):
