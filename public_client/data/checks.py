@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
@@ -158,21 +159,25 @@ def require_contract(
         raise DataInvalid(f"{'; '.join(wrong)}. Bring the source to the hospital's scale. Nothing was spent")
 
 
+_LOOKING = threading.RLock()
+
+
 @contextmanager
 def undisturbed(batches: object) -> Iterator[None]:
     """Looks at a loader without changing what its seed draws next: of torch's generator and of its own."""
-    while isinstance(batches, CheckedBatches):
-        batches = batches._batches
-    owners = (batches, getattr(batches, "sampler", None))
-    own = [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]
-    states = [(generator, generator.get_state()) for generator in own]
-    everyone = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(everyone)
-        for generator, state in states:
-            generator.set_state(state)
+    with _LOOKING:  # else one thread would save what another has drawn in between
+        while isinstance(batches, CheckedBatches):
+            batches = batches._batches
+        owners = (batches, getattr(batches, "sampler", None))
+        own = [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]
+        states = [(generator, generator.get_state()) for generator in own]
+        everyone = torch.get_rng_state()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(everyone)
+            for generator, state in states:
+                generator.set_state(state)
 
 
 def require_features(features: Tensor) -> None:
