@@ -96,7 +96,7 @@ class Curator(AbstractContextManager["Curator"]):
         begun, wait_s = time.monotonic(), min(_START_S, patience_s) if start_s is None else start_s
         try:
             first = Patience(
-                timeout_s=min(timeout_s, max(wait_s, _LEAST_ATTEMPT_S)),
+                timeout_s=min(timeout_s, _START_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S)),
                 total_s=min(wait_s, _FIRST_CONTACT_S),
                 signs=False,
             )
