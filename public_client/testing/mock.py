@@ -70,11 +70,13 @@ class MockCharge:
 
     Attributes:
         epsilon: of the run alone, at the data set's delta.
-        run: what it declared.
+        run: what it declared, checked.
+        parameters: the same as they were sent.
     """
 
     epsilon: float
     run: AdmittedRun
+    parameters: RunParameters
 
     def __str__(self) -> str:
         size = self.run.size
@@ -324,7 +326,7 @@ class MockCurator(Curator):
         receipt = self._signed(chain.RUN_OPENED, run_id, request.request_id, run_digest(parameters), **stated)
         self._runs[run_id] = _Run(run, Extractor.from_graph(graph, weights), receipt)
         self._opened[request.request_id] = run_id
-        self.charges.append(MockCharge(priced.epsilon, run))
+        self.charges.append(MockCharge(priced.epsilon, run, parameters))
         return self._answer_open(run, run_id)
 
     def _books(self, run: AdmittedRun) -> tuple[PrivacyFilter, Spent]:

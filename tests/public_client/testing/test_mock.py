@@ -80,7 +80,7 @@ def test_it_prices_like_the_ledger():
     filter_ = accounting.filter_for(account.budget, event)
     spent = filter_.admit(filter_.zero(), filter_.price(event))
     assert curator.describe().spent == filter_.epsilon(spent)
-    quote = curator.price_run(curator.charges[0].run.parameters)
+    quote = curator.price_run(curator.charges[0].parameters)
     try:
         filter_.admit(spent, filter_.price(event))
         admitted = True
@@ -93,7 +93,7 @@ def test_it_prices_like_the_ledger():
     assert generous.fits is True
     with pytest.raises(errors.BudgetExhausted):
         for _ in range(100):
-            curator.open_run(curator.charges[0].run.parameters)
+            curator.open_run(curator.charges[0].parameters)
     refused = Hospital(curator).plan(small("adapter"), epsilon=1.9, steps=4, batch_size=50, extractor=model.extractor)
     assert refused.fits is False
     assert "does NOT fit" in str(refused)
