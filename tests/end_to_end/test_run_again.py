@@ -244,7 +244,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_says_what_to_do(tmp
     assert "free some space and repeat the command; a training with --checkpoint goes on with --resume" in done.stderr
 
 
-def test_an_interrupted_set_up_is_done_again_and_a_taken_port_is_named(hospital, tmp_path):
+def test_an_interrupted_set_up_is_done_again_and_a_taken_port_is_named(hospital, tmp_path, true_starts):
     (tmp_path / "home" / "certificates").mkdir(parents=True)  # what `init` makes first
     with LocalHospital(np.zeros((50, 3), np.float32), epsilon=1.0, delta=1e-5, directory=tmp_path) as other:
         assert other.budget()["epsilon"] == 1.0
