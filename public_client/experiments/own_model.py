@@ -109,8 +109,8 @@ def _trained(file: Path, model: Any) -> Any:
         import joblib  # comes with scikit-learn
 
         try:
-            return joblib.load(file)
-        except Exception as error:
+            return joblib.load(file)  # runs code of the file: it is the team's own, and --model's help says so
+        except Exception as error:  # whatever that code raises
             raise DataInvalid(
                 f"{file} cannot be loaded ({error}); save the fitted classifier with joblib.dump"
             ) from error

@@ -48,11 +48,6 @@ def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison |
         InvalidValue: the exchanges hold no description, or a receipt is none.
     """
     description = described(evidence)
-    gain: Any = NOT_MEASURED
-    if comparison is not None:
-        own = ("accuracies", "error", "winner", "epsilon")
-        gain = {name: getattr(comparison, name) for name in own}
-        gain["accuracies"] = {name: repr(value) for name, value in comparison.accuracies.items()}  # NaN is no JSON
     start = hashlib.sha256()
     for name, tensor in sorted(evidence.weights.items()):
         start.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -66,11 +61,19 @@ def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison |
         "hospital": {"data_set": description.data_set, "ledger_key": description.ledger_public_key},
         "privacy": _privacy(evidence, description),
         "releases": _releases(evidence),
-        "gain": gain,
+        "gain": gain_of(comparison),
         "conditions": list(CONDITIONS),
         "software": software(str(evidence.settings["device"])),
     }
     return canonical_json(content)
+
+
+def gain_of(comparison: Comparison | None) -> Any:
+    """What a private comparison said of the gain, as JSON has it."""
+    if comparison is None:
+        return NOT_MEASURED
+    gain: dict[str, Any] = {name: getattr(comparison, name) for name in ("error", "winner", "epsilon")}
+    return gain | {"accuracies": {name: repr(value) for name, value in comparison.accuracies.items()}}  # NaN is no JSON
 
 
 def described(evidence: Evidence) -> Description:

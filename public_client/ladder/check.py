@@ -18,13 +18,13 @@ from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import collect, source_loader
 from dpswd.public_client.ladder.adapt import adapt
 from dpswd.public_client.ladder.adapted import CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX
-from dpswd.public_client.ladder.certificate import certificate_of, described, software
+from dpswd.public_client.ladder.certificate import certificate_of, described, gain_of, software
 from dpswd.public_client.ladder.evidence import Evidence, digest_of
 from dpswd.shared.books.chain_checks import Finding, Tampering
 from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, rounded
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 from dpswd.shared.models.adapted import CERTIFICATE, read_adapted
-from dpswd.shared.models.model_file import in_one_spelling
+from dpswd.shared.models.model_file import in_one_spelling, metadata_of
 from dpswd.shared.protocol.contract import DataContract
 
 _USUAL_BATCH = 128
@@ -81,8 +81,7 @@ def check(path: str | Path, *, key: bytes) -> Checked:
     try:
         certificate = json.loads(beside)
         bare, spelled = in_one_spelling(data, without=CERTIFICATE), in_one_spelling(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        inside = str(header["__metadata__"].get(CERTIFICATE, "")).encode()
+        inside = str(metadata_of(data).get(CERTIFICATE, "")).encode()
         listed = {each["run"]: each for each in certificate["releases"]}
         stated = {name: certificate[name] for name in ("model", "evidence", "source", "software")}
         software_keys = set(stated["software"])
@@ -148,7 +147,7 @@ def derive(path: str | Path, checked: Checked, model: Any, source: Any) -> None:
                 seed=settings["seed"],
                 progress=False,
             )
-            gain = json.loads(certificate_of(evidence, model=b"", comparison=derived.comparison))["gain"]
+            gain = gain_of(derived.comparison)
             derived.evidence = None
             derived.save(again)
         except DpswdError as error:

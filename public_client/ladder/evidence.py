@@ -27,7 +27,7 @@ from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.core.ledger.receipts import canonical_json
 from dpswd.shared.models.adapted import PARTS, compose_weights
-from dpswd.shared.models.model_file import below, in_one_spelling, model_bytes
+from dpswd.shared.models.model_file import below, in_one_spelling, metadata_of, model_bytes
 from dpswd.shared.sandbox.weights import module_weights
 
 FORMAT = "dpswd-evidence-1"
@@ -142,7 +142,7 @@ class Evidence:
             DataInvalid: they are none, or spelled otherwise.
         """
         try:
-            metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+            metadata = metadata_of(data)
             tensors = load(data)
             spelled = in_one_spelling(data)
             exchanges = bytes(tensors.pop(_EXCHANGES).numpy())

@@ -43,15 +43,38 @@ def in_one_spelling(data: bytes, *, without: str | None = None) -> bytes:
     Raises:
         InvalidValue: its header is no JSON object.
     """
-    end = 8 + int.from_bytes(data[:8], "little")
-    try:
-        header = json.loads(data[8:end])
-        header.get("__metadata__", {}).pop(without, None)
-    except (ValueError, AttributeError, RecursionError, TypeError) as error:
-        raise InvalidValue("it is no safetensors file") from error
+    header, end = _header(data)
+    header.get("__metadata__", {}).pop(without, None)
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[end:]
+
+
+def metadata_of(data: bytes) -> dict[str, Any]:
+    """What a safetensors file says of itself.
+
+    Args:
+        data: the file.
+
+    Raises:
+        InvalidValue: its header is no JSON object, or says nothing.
+    """
+    metadata: dict[str, Any] | None = _header(data)[0].get("__metadata__")
+    if metadata is None:
+        raise InvalidValue("it is a safetensors file without metadata")
+    return metadata
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors begin."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8:end])
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue("it is no safetensors file") from error
+    if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
+        raise InvalidValue("it is no safetensors file")
+    return header, end
 
 
 def read_model_file(path: Path, *, kind: str, form: str, writer: str) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic
 
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, Mechanism, Payload, PublicArrays, RunSize, Step
-from dpswd.shared.core.mechanisms.linear import LinearMechanism, LinearRun
+from dpswd.shared.core.mechanisms.linear import D_co, LinearMechanism, LinearRun, Q_co, R_co
 from dpswd.shared.core.privacy.events import RunEvent, StepEvent
 from dpswd.shared.core.wire.checks import Violation
-
-D_co = TypeVar("D_co", bound=Payload, covariant=True)
-Q_co = TypeVar("Q_co", bound=Payload, covariant=True)
-R_co = TypeVar("R_co", bound=Payload, covariant=True)
 
 
 @dataclass(frozen=True)
