@@ -235,13 +235,18 @@ def test_a_commit_whose_wait_was_cancelled_is_relied_on_by_nobody(pair, location
 
 
 @pytest.mark.long
-def test_an_asynchronous_standby_that_lacks_charges_is_not_served(pair, location, key, open_run, tmp_path, caplog):
+@pytest.mark.parametrize("watches", [False, True], ids=["command", "replica"])
+def test_an_asynchronous_standby_that_lacks_charges_is_not_served(
+    pair, location, key, open_run, tmp_path, caplog, watches
+):
     """What it lacks would be spent again: the replica that saw it stops; its note, or a client's receipt, others."""
     _, standby = pair
     options = {"key": key, "accounting": ToyAccounting(), "lock_timeout_s": 5.0}
     witness = tmp_path / "witness"
     with Ledger.create(location, records=100, budget=ToyBudget(1.0), witness=witness, **options) as curator:
         assert "commits wait for no standby" in caplog.text
+        if watches:
+            curator.watch()
         curator.add_client("alice", "f" * 64)
         team = TeamOfOne(curator)
         run = team.open(open_run, "first")
@@ -257,7 +262,7 @@ def test_an_asynchronous_standby_that_lacks_charges_is_not_served(pair, location
         team.step(run, "first-1")
         fail_over(pair)
         for _ in range(2):
-            with pytest.raises(LedgerCorrupt, match="put back to an older state"):
+            with pytest.raises(LedgerCorrupt, match="put back to an older state" if watches else "which this process has seen"):
                 team.persist(curator.status)
     with pytest.raises(LedgerCorrupt, match="lacks entry"):
         Ledger.open(location, witness=witness, **options)
