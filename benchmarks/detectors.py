@@ -34,6 +34,7 @@ from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.private_curator.serving.pacing import Pacer, quantum_ms
+from dpswd.private_curator.steps.engine import HasWorker
 from dpswd.private_curator.steps.trial_run import KINDS, MadeRecords
 from dpswd.shared.core.mechanisms.interface import FloatArray, ModelFacts
 from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
@@ -190,11 +191,11 @@ class Watched:
         self._with[:targets, 0] = 10.0
         self._waits: list[float] = []
         self._pacer = Pacer("auto", sleep=self._waits.append)
-        # As a run's trial does: the shortest time of each kind of made records, of those the longest.
+        # As a run's trial does: the shortest processor time of each kind of made records, of those the longest.
         rows = np.arange(MIN_BATCH_SIZE)
         every = [MadeRecords(MIN_BATCH_SIZE, graph.input_shape, value).take(rows) for value in KINDS.values()]
         self._request(every[0], gradients=bool(self._names))
-        trial = max(min(self._wall(records) for _ in range(3)) for records in every)
+        trial = max(min(self._tried(records) for _ in range(3)) for records in every)
         self._quantum_s = quantum_ms(trial) / 1000
 
     def pair(self, *, gradients: bool) -> NDArray[np.float64]:
@@ -209,26 +210,23 @@ class Watched:
         arrived = time.monotonic()
         with self._pacer.paced():
             self._pacer.expect(self._quantum_s)
-            begun = _worker_seconds(self._pool)
-            self._request(records, gradients=gradients)
-            seconds = _worker_seconds(self._pool) - begun
+            seconds = self._request(records, gradients=gradients)
         return seconds, round((time.monotonic() - arrived + self._waits.pop()) / self._quantum_s)
 
-    def _wall(self, records: FloatArray) -> float:
-        begun = time.monotonic()
-        self._request(records, gradients=bool(self._names))
-        return time.monotonic() - begun
+    def _tried(self, records: FloatArray) -> float:
+        begun = time.thread_time()
+        seconds = self._request(records, gradients=bool(self._names))
+        return seconds + time.thread_time() - begun
 
-    def _request(self, records: FloatArray, *, gradients: bool) -> None:
+    def _request(self, records: FloatArray, *, gradients: bool) -> float:
+        """Seconds of the worker's processor."""
         with self._pool.session(self._source) as session:
+            worker: HasWorker = session
+            begun = worker.processor_seconds()
             features = session.features(records, names=self._names if gradients else ())
             if gradients:
                 session.gradients(torch.ones_like(features))
-
-
-def _worker_seconds(pool: WorkerPool) -> float:
-    (pid,) = pool.pids
-    return time.clock_gettime((~pid << 3) | 2)  # Linux: the processor clock of another process
+            return worker.processor_seconds() - begun
 
 
 def watched(

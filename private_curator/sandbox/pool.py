@@ -250,6 +250,10 @@ class _WorkerSession:
         self._pooled.worker.ask(message, deadline=self._deadline())
         return torch.from_numpy(arena.array(self._slots[4]))
 
+    def processor_seconds(self) -> float:
+        """Of the worker since it started."""
+        return time.clock_gettime((~self._pooled.worker.pid << 3) | 2)  # Linux: another process's clock
+
     def end(self) -> None:
         """Lets the worker forget a forward pass whose gradients nobody wants."""
         if self._pending:

@@ -398,9 +398,9 @@ class CuratorService:
         Raises:
             RequestInvalid: a step would exceed the operator's limits.
         """
-        seconds = self.trials.seconds(run, extractor)
+        took = self.trials.step_time(run, extractor)
         if self.pacer.automatic:
-            quantum = self.ledger.quantum(self.trials.work(run), milliseconds=quantum_ms(seconds))
+            quantum = self.ledger.quantum(self.trials.work(run), milliseconds=quantum_ms(took.processor_s))
             self.pacer.expect(quantum / 1000)
 
     def admitted(self, client: Client, parameters: RunParameters) -> tuple[AdmittedRun, ExtractorSource]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dpswd.private_curator.core.steps.evaluating import Evaluator
 
@@ -26,3 +26,11 @@ class Engine(Evaluator, Protocol):
 
     def close(self) -> None:
         """Ends every worker. Idempotent."""
+
+
+@runtime_checkable
+class HasWorker(Protocol):
+    """A session for which another process evaluates."""
+
+    def processor_seconds(self) -> float:
+        """Processor time that this process has taken since it started."""

@@ -4,8 +4,9 @@ A client writes the extractor. If the first records to meet a limit of time or m
 step fails would be something that the records have a say in, and the client would have paid for a run that cannot be
 computed. So a run's step is computed on made numbers of the right shape: the largest step that the run allows, on
 random numbers and on numbers that reach every operation of the graph as what it may find hardest. The slowest kind
-counts, and of each kind the shortest of several times: what a quiet machine needs. The first such time also fixes the
-quantum to which reply times are padded (private_curator/serving/pacing.py).
+counts, and of each kind the shortest of several times: what a quiet machine needs. The first such processor time, which
+does not grow while others use the machine, also fixes the quantum to which reply times are padded
+(private_curator/serving/pacing.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +29,9 @@ from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed
+from dpswd.private_curator.steps.engine import HasWorker
 from dpswd.shared.core.mechanisms.declared import AdmittedRun
-from dpswd.shared.core.mechanisms.interface import LabelArray
+from dpswd.shared.core.mechanisms.interface import LabelArray, Session
 from dpswd.shared.core.mechanisms.linear import LinearMechanism
 from dpswd.shared.core.steps.computing import computed
 from dpswd.shared.core.wire.checks import invalid
@@ -74,44 +77,75 @@ class MadeRecords:
         return cls(count, data.record_shape, value), labels, data.records / count
 
 
-def _measured(once: Callable[[float | None], float]) -> float:
-    """Of each kind of records the shortest time, of those the longest, in seconds."""
-    spent = once(None)  # its time includes loading the extractor, and counts only as time that was spent
-    shortest = dict.fromkeys(KINDS, math.inf)
+class StepTime(NamedTuple):
+    """What a step took.
+
+    Attributes:
+        wall_s: seconds by the clock.
+        processor_s: seconds of the processors that worked on it, which other programs do not lengthen; by the clock
+            where a GPU did.
+    """
+
+    wall_s: float
+    processor_s: float
+
+
+class ProcessorClock:
+    """Counts the processor time of this thread from now on, and that of the worker that evaluates for it."""
+
+    def __init__(self) -> None:
+        self._begun = time.thread_time()
+        self._worker: Callable[[], float] = float
+
+    def enter(self, session: Session) -> None:
+        """Counts the session's worker as well from now on, where another process evaluates."""
+        if isinstance(session, HasWorker):
+            self._worker = session.processor_seconds
+            self._begun += self._worker()
+
+    def seconds(self) -> float:
+        """What both have taken, in seconds; inside of the session."""
+        return time.thread_time() + self._worker() - self._begun
+
+
+def _measured(once: Callable[[float | None], StepTime]) -> StepTime:
+    """Of each kind of records the shortest time, of those the longest."""
+    spent = once(None).wall_s  # includes loading the extractor, and counts only as time that was spent
+    shortest = dict.fromkeys(KINDS, StepTime(math.inf, math.inf))
     for _ in range(_MOST_REPEATS):
         for kind, value in KINDS.items():
-            seconds = once(value)
-            shortest[kind] = min(shortest[kind], seconds)
-            spent += seconds
+            took = once(value)
+            shortest[kind] = StepTime(*map(min, shortest[kind], took))
+            spent += took.wall_s
         if spent > _REPEAT_FOR_S:
             break
-    return max(shortest.values())
+    return StepTime(*map(max, *shortest.values()))
 
 
 class TrialTimes:
     """Remembers how long each kind of step took, and nothing else of it: a trial's request may be large."""
 
     def __init__(self) -> None:
-        self._seconds: OrderedDict[tuple[object, ...], float] = OrderedDict()
+        self._times: OrderedDict[tuple[object, ...], StepTime] = OrderedDict()
         self._lock = threading.Lock()
 
-    def seconds(self, run: AdmittedRun, once: Callable[[float | None], float]) -> float:
+    def step_time(self, run: AdmittedRun, once: Callable[[float | None], StepTime]) -> StepTime:
         """The remembered time of such a step, or a new measurement.
 
         Args:
             run: checked.
-            once: computes one step on made records of this value and returns its time, in seconds.
+            once: computes one step on made records of this value and returns its time.
         """
         key = run.work
         with self._lock:
-            if key in self._seconds:
-                self._seconds.move_to_end(key)
-                return self._seconds[key]
+            if key in self._times:
+                self._times.move_to_end(key)
+                return self._times[key]
         measured = _measured(once)
         with self._lock:
-            self._seconds[key] = measured
-            while len(self._seconds) > MAX_REMEMBERED:
-                self._seconds.popitem(last=False)
+            self._times[key] = measured
+            while len(self._times) > MAX_REMEMBERED:
+                self._times.popitem(last=False)
         return measured
 
 
@@ -143,8 +177,8 @@ class Trials:
         """SHA-256, hexadecimal, of all that the time of a run's steps depends on here but load."""
         return hashlib.sha256(repr((self._pipeline.lab.device.type, *run.work)).encode()).hexdigest()
 
-    def seconds(self, run: AdmittedRun, extractor: ExtractorSource) -> float:
-        """How long the largest step of this run takes on made records, in seconds: a public quantity.
+    def step_time(self, run: AdmittedRun, extractor: ExtractorSource) -> StepTime:
+        """How long the largest step of this run takes on made records: a public quantity.
 
         Reads no record and releases nothing. Remembered; known before a run is charged and before a step begins, so
         that a run whose steps would be stopped costs nothing, and limits are met by sizes and not by records.
@@ -157,21 +191,24 @@ class Trials:
         def sent() -> bytes:  # may be large, and is made where a time is not remembered
             return run.synthetic()
 
-        def once(value: float | None) -> float:
+        def once(value: float | None) -> StepTime:
             records, labels, scale = MadeRecords.for_run(run, value=value)
             if isinstance(run.mechanism, LinearMechanism):
                 scale /= self._pass_speedup
             lab = replace(self._pipeline.lab, records=records, labels=labels, reached=no_checkpoint)
             request_bytes = sent()
             with self._pipeline.place():
-                begun = time.monotonic()
+                begun, processors = time.monotonic(), ProcessorClock()
                 asked = run.asked(request_bytes)
                 with self._pipeline.evaluator.session(extractor) as session:
+                    processors.enter(session)
                     computed(asked, session, lab)
-                return scale * (time.monotonic() - begun)
+                    processor_s = processors.seconds()
+                wall_s = time.monotonic() - begun
+                return StepTime(scale * wall_s, scale * (processor_s if lab.device.type == "cpu" else wall_s))
 
         try:
-            seconds = self._times.seconds(run, once)
+            took = self._times.step_time(run, once)
         except LimitReached as error:
             text = f"declare steps that cannot be computed here, as made records show: {error}"
             raise invalid("parameters", text) from error
@@ -185,10 +222,10 @@ class Trials:
             raise invalid("parameters", f"{text}the operator, whose log has the kind of error") from error
         # A sum over every record asks its worker for one block after the other: no evaluation is the whole of it.
         most = self._pass_seconds if run.mechanism.whole else TRIAL_SHARE * self._most_seconds
-        if seconds > most:
+        if took.wall_s > most:
             text = (
-                f"declare steps that take about {seconds:.0f} seconds here; at most {most:g} are allowed: use a "
+                f"declare steps that take about {took.wall_s:.0f} seconds here; at most {most:g} are allowed: use a "
                 "smaller batch or extractor"
             )
             raise invalid("parameters", text)
-        return seconds
+        return took

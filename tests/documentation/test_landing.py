@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import digits, generate, records, sites
+from benchmarks import digits, first_contact, generate, records, sites
 from benchmarks.records import mean_and_deviation
 from deploy.parties_picture import PICTURE, picture
 
@@ -32,3 +32,11 @@ def test_the_rows_of_results_are_on_file():
         if (run["data"], run["epsilon"], run["method"]["matching"]) == ("mnist", 1.0, 10)
     ]
     assert f"teach a CNN | | {mean_and_deviation(drawn)} |" in README
+
+
+def test_the_sizes_and_times_of_an_install_are_on_file():
+    rows = {row["install"]: row for row in records.read(first_contact.STORED)}
+    for side in ("client", "curator"):
+        row = rows[side]
+        assert f'`pip install "dpswd[{side}]"`, {row["megabytes"] / 1000:.1f} GB, {row["seconds"]} s |' in README
+    assert f"first result in {rows['client,curator']['seconds_to_first_result']} s |" in README

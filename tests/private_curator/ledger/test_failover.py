@@ -262,7 +262,9 @@ def test_an_asynchronous_standby_that_lacks_charges_is_not_served(
         team.step(run, "first-1")
         fail_over(pair)
         for _ in range(2):
-            with pytest.raises(LedgerCorrupt, match="put back to an older state" if watches else "which this process has seen"):
+            with pytest.raises(
+                LedgerCorrupt, match="put back to an older state" if watches else "which this process has seen"
+            ):
                 team.persist(curator.status)
     with pytest.raises(LedgerCorrupt, match="lacks entry"):
         Ledger.open(location, witness=witness, **options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,9 +15,10 @@ import torch
 from declarations import evaluation, gradient, quantiles, rows
 from torch import nn
 
-from dpswd.private_curator.sandbox.process import WorkerFailed
+from dpswd.private_curator.sandbox.pool import WorkerPool
+from dpswd.private_curator.sandbox.process import WorkerFailed, WorkerSettings
 from dpswd.private_curator.steps import trial_run
-from dpswd.private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, TrialTimes
+from dpswd.private_curator.steps.trial_run import MAX_REMEMBERED, MadeRecords, StepTime, TrialTimes
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
@@ -66,22 +69,27 @@ def test_a_trial_reads_no_record_and_charges_nothing(make_hospital, module, kind
     hospital.pipeline.lab = replace(hospital.lab, records=Untouchable(), labels=NoLabels())
     parameters = hospital.declare(module, KINDS[kind], batch_size=24 if kind == "evaluation" else 20)
     entries = len(list(hospital.ledger.history()))
-    assert 0.0 < hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters)) < 60.0
+    took = hospital.trials.step_time(hospital.admit(parameters), hospital.extractor(parameters))
+    assert 0.0 < took.processor_s < 60.0
+    assert 0.0 < took.wall_s < 60.0
     assert len(list(hospital.ledger.history())) == entries
 
 
 def test_what_computes_side_by_side_divides_the_time_of_a_sum_over_every_record_and_of_nothing_else(
     make_hospital, module, monkeypatch
 ):
-    monkeypatch.setattr(TrialTimes, "seconds", lambda self, run, once: once(None))
+    monkeypatch.setattr(TrialTimes, "step_time", lambda self, run, once: once(None))
     clock = itertools.count()  # every look at it is a second later
-    monkeypatch.setattr(trial_run, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(
+        trial_run, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), thread_time=lambda: 0.0)
+    )
     seconds = {}
     for speedup in (1.0, 4.0):
         hospital = make_hospital(RECORDS, classes=5, pass_speedup=speedup)
         for kind in ("rows", "evaluation"):
             parameters = hospital.declare(module, KINDS[kind], batch_size=24)
-            seconds[kind, speedup] = hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters))
+            took = hospital.trials.step_time(hospital.admit(parameters), hospital.extractor(parameters))
+            seconds[kind, speedup] = took.wall_s
     assert seconds["evaluation", 4.0] == seconds["evaluation", 1.0] / 4.0
     assert seconds["rows", 4.0] == seconds["rows", 1.0] > 0.0
 
@@ -90,7 +98,7 @@ def test_a_trial_reaches_no_named_point(make_hospital, module):
     seen = []
     hospital = make_hospital(RECORDS, checkpoint=seen.append)
     parameters = hospital.declare(module, rows(), batch_size=20)
-    hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters))
+    hospital.trials.step_time(hospital.admit(parameters), hospital.extractor(parameters))
     assert seen == []
 
 
@@ -108,7 +116,7 @@ def test_a_run_of_slow_steps_is_refused(make_hospital, module):
     parameters = hospital.declare(module, rows(), batch_size=20)
     hospital.trials._most_seconds = 1e-6
     with pytest.raises(RequestInvalid, match="use a smaller batch or extractor"):
-        hospital.trials.seconds(hospital.admit(parameters), hospital.extractor(parameters))
+        hospital.trials.step_time(hospital.admit(parameters), hospital.extractor(parameters))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("of torch's"), WorkerFailed([{"type": "RuntimeError"}])], ids=repr)
@@ -123,7 +131,7 @@ def test_made_records_that_fail_are_refused_in_words_and_not_an_incident(make_ho
     run, extractor = hospital.admit(parameters), hospital.extractor(parameters)
     monkeypatch.setattr(trial_run, "computed", fail)
     with pytest.raises(RequestInvalid, match="declare steps that cannot be computed: made records failed"):
-        hospital.trials.seconds(run, extractor)
+        hospital.trials.step_time(run, extractor)
 
 
 def test_a_step_that_reads_every_record_is_tried_on_some_of_them(make_hospital, module):
@@ -148,19 +156,19 @@ def test_each_kind_of_step_is_measured_once():
 
     def once(value):
         measured.append(value)
-        return 2.0
+        return StepTime(2.0, 1.0)
 
     times = 1 + len(trial_run.KINDS)
     noisier = rows(3.0, directions=10)
     for run in (_declared(), _declared(steps=9), _declared(noisier)):
-        assert trials.seconds(run, once) == 2.0
+        assert trials.step_time(run, once) == (2.0, 1.0)
     assert len(measured) == times  # neither the number of steps nor the noise changes what a step takes
     for run in (_declared(batch_size=50), _declared(rows(directions=11)), _declared(quantiles(2, 1.0, directions=10))):
-        trials.seconds(run, once)
+        trials.step_time(run, once)
     assert len(measured) == 4 * times
     summed = gradient(rows(directions=10), SUM)
     for run in (_declared(summed), _declared(gradient(rows(directions=10), replace(SUM, clip_norm=0.2, sigma=2.0)))):
-        trials.seconds(run, once)
+        trials.step_time(run, once)
     assert len(measured) == 5 * times
 
 
@@ -170,11 +178,62 @@ def test_a_trial_takes_what_the_slowest_records_need_on_a_quiet_machine():
 
     def once(value):
         needed = 0.03 if value is not None and np.isnan(value) else 0.02
-        return needed + rng.exponential(0.03) * (rng.random() < 0.6)  # others want the machine as well
+        waited = rng.exponential(0.03) * (rng.random() < 0.6)  # others want the machine as well
+        return StepTime(needed + waited, needed)
 
-    seconds = [TrialTimes().seconds(_declared(), once) for _ in range(20)]
+    took = [TrialTimes().step_time(_declared(), once) for _ in range(20)]
+    assert {each.processor_s for each in took} == {0.03}
+    seconds = [each.wall_s for each in took]
     assert max(seconds) < 1.2 * min(seconds)
     assert min(seconds) >= 0.03
+
+
+def worker_pool():
+    return WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 30, seconds=60.0), workers=1)
+
+
+class Waiting:
+    """An evaluator that waits so many seconds for its turn at a processor."""
+
+    def __init__(self, evaluator, seconds):
+        self.evaluator, self.seconds = evaluator, seconds
+
+    @contextlib.contextmanager
+    def session(self, source):
+        with self.evaluator.session(source) as session:
+            time.sleep(self.seconds)
+            yield session
+
+
+@pytest.mark.parametrize("isolation", ["in-process", pytest.param("worker", marks=pytest.mark.end_to_end)])
+def test_waiting_for_a_processor_is_no_part_of_what_fixes_a_quantum(make_hospital, module, isolation):
+    """Attack: quanta of 100 and 150 ms for one graph, by the load."""
+    hospital = make_hospital(RECORDS)
+    parameters = hospital.declare(module, gradient(rows(), SUM), batch_size=20)
+    run, extractor = hospital.admit(parameters), hospital.extractor(parameters)
+    with contextlib.ExitStack() as stack:
+        engine = hospital.pipeline.evaluator
+        if isolation == "worker":
+            engine = stack.enter_context(contextlib.closing(worker_pool()))
+        hospital.pipeline.evaluator = Waiting(engine, 0.3)
+        took = hospital.trials.step_time(run, extractor)
+    assert took.wall_s >= 0.3
+    assert 0.0 < took.processor_s < took.wall_s - 0.25
+
+
+@pytest.mark.end_to_end
+def test_the_processor_time_of_the_worker_counts(make_hospital, module):
+    hospital = make_hospital(RECORDS)
+    extractor = hospital.extractor(hospital.declare(module, rows(), batch_size=20))
+    with contextlib.closing(worker_pool()) as pool, pool.session(extractor) as session:
+        processors = trial_run.ProcessorClock()
+        processors.enter(session)
+        before, own = session.processor_seconds(), time.thread_time()
+        for _ in range(20):
+            session.features(RECORDS)
+        own, theirs = time.thread_time() - own, session.processor_seconds() - before
+        assert theirs > 0.0
+        assert own + theirs <= processors.seconds()
 
 
 def test_a_trial_is_of_the_largest_request(make_hospital, module):
@@ -189,8 +248,8 @@ def test_a_trial_is_of_the_largest_request(make_hospital, module):
 def test_the_memory_of_trials_is_bounded():
     trials = TrialTimes()
     for batch in range(20, MAX_REMEMBERED + 70):
-        trials.seconds(_declared(batch_size=batch), lambda _: 2.0)
-    assert len(trials._seconds) == MAX_REMEMBERED
+        trials.step_time(_declared(batch_size=batch), lambda _: StepTime(2.0, 2.0))
+    assert len(trials._times) == MAX_REMEMBERED
 
 
 def test_a_remembered_trial_keeps_nothing_of_its_request():
@@ -199,11 +258,11 @@ def test_a_remembered_trial_keeps_nothing_of_its_request():
 
     class Once:
         def __call__(self, value):
-            return 2.0
+            return StepTime(2.0, 2.0)
 
     once = Once()
     alive = weakref.ref(once)
-    trials.seconds(_declared(), once)
+    trials.step_time(_declared(), once)
     del once
     assert alive() is None
 
@@ -212,7 +271,7 @@ def test_a_step_whose_time_was_measured_makes_no_request_for_a_trial(make_hospit
     hospital = make_hospital(RECORDS)
     parameters = hospital.declare(module, gradient(rows(), SUM), batch_size=20)
     run, extractor = hospital.admit(parameters), hospital.extractor(parameters)
-    seconds, made = hospital.trials.seconds(run, extractor), []
+    seconds, made = hospital.trials.step_time(run, extractor), []
     monkeypatch.setattr(type(ALL_MECHANISMS["gradient"]), "synthetic", lambda *given: made.append(given))
-    assert hospital.trials.seconds(run, extractor) == seconds
+    assert hospital.trials.step_time(run, extractor) == seconds
     assert made == []
