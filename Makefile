@@ -59,6 +59,10 @@ test-containers: set-up
 # What was found is printed with its seed or its example; put it into the test as a case of its own.
 test-exhaustive: set-up
 	HYPOTHESIS_PROFILE=explore $(BIN)/pytest --numprocesses $(WORKERS) -m "exhaustive or hypothesis" --timeout 7200 $(ARGS)
+	$(BIN)/pip install --quiet --require-hashes --requirement deploy/mutants.lock
+	$(BIN)/python -m benchmarks.mutants cover
+	$(BIN)/python -m benchmarks.mutants run --seeds $$RANDOM
+	$(BIN)/python -m benchmarks.mutants summary --results measured/mutants.jsonl
 
 lint: set-up
 	$(BIN)/ruff check .
@@ -91,7 +95,8 @@ lock:
 	$(PIP_COMPILE) --constraint requirements.lock --extra client --extra transport --output-file deploy/images/client.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --extra cluster --output-file deploy/images/cluster.lock pyproject.toml
 	$(PIP_COMPILE) --allow-unsafe --constraint requirements.lock --output-file deploy/build.lock deploy/build.in
-	sed -i '/^# WARNING/,$$d' requirements.lock deploy/build.lock deploy/images/*.lock
+	$(PIP_COMPILE) --allow-unsafe --constraint requirements.lock --output-file deploy/mutants.lock deploy/mutants.in
+	sed -i '/^# WARNING/,$$d' requirements.lock deploy/build.lock deploy/mutants.lock deploy/images/*.lock
 	$(BIN)/python -m deploy.bom
 
 bom: set-up
@@ -100,7 +105,7 @@ bom: set-up
 # A package that the database does not know counts as a failure: "nothing known" must not mean "nobody was asked".
 AUDIT_SERVICE ?= pypi
 audit: set-up
-	@for lock in requirements.lock deploy/build.lock deploy/torch-cuda.lock; do \
+	@for lock in requirements.lock deploy/build.lock deploy/mutants.lock deploy/torch-cuda.lock; do \
 	  $(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --vulnerability-service $(AUDIT_SERVICE) \
 	    --requirement $$lock || { echo "audit: $$lock has vulnerabilities (listed above), or the database" \
 	    "'$(AUDIT_SERVICE)' could not be reached or does not know a package: then nothing is known of it" >&2; exit 1; }; \

@@ -7,8 +7,9 @@ of one kind at a time: constant, random, of one sign, huge, denormal, NaN and ot
 random numbers with parameters of one kind at a time: identity, turned, skewed, huge, tiny and others. Forward passes,
 and forward and backward passes together, are timed apart; incoming gradients are of the same kind as the inputs.
 
-Each kind is compared with random numbers, which every trial of a step has, in a fixed number of pairs, one directly
-after the other in random order: other work on the machine slows both. The figure is the median of the pairs' ratios,
+Each kind is compared with random numbers, which every trial of a step has, in a fixed number of pairs: four passes of
+each in random order, one directly after the other, of which the shortest count, since other work on the machine slows
+now these and now those. The figure is the median of the pairs' ratios,
 with bounds between which it lies with a confidence of 1 - 1e-7 whatever the law of the ratios (order statistics, as in
 the sign test). Processor time of the thread is counted.
 
@@ -20,6 +21,7 @@ stands last.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import math
 import random
 import statistics
@@ -40,7 +42,9 @@ from dpswd.shared.sandbox.steady import LARGEST_RATIO
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 RECORDS = 4
-PAIRS = 400  # of each kind: where a single ratio's deviation is 5 %, the median's bounds are 1.7 % away
+PAIRS = 250  # of each kind: the median's bounds are about 1 % away on a quiet machine
+_TRIES = 4  # of each side of a pair: of single passes the ratios spread four times as wide
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _UNCERTAIN = 1e-7  # that the median of the ratios is outside of its bounds
 
 Fill = Callable[[Tensor], Tensor]
@@ -327,9 +331,21 @@ def weights_of(case: Case, generator: torch.Generator, operation: Operation | No
     return made
 
 
-def passes(
-    case: Case, *, backward: bool, operation: Operation, records: int = RECORDS
-) -> dict[str, Callable[[], object]]:
+@dataclass(frozen=True)
+class Pass:
+    """A pass over records of one kind.
+
+    Attributes:
+        put: puts the numbers where all kinds have them, in the same memory, as a worker has: where numbers lie in a
+            cache makes differences of several percent that are no difference between numbers.
+        run: what is timed.
+    """
+
+    put: Callable[[], None]
+    run: Callable[[], object]
+
+
+def passes(case: Case, *, backward: bool, operation: Operation, records: int = RECORDS) -> dict[str, Pass]:
     """One pass over records of each kind of numbers, and with parameters of each, ready to be timed."""
     generator = torch.Generator().manual_seed(0)
     weights = weights_of(case, generator, operation)
@@ -345,25 +361,31 @@ def passes(
 
     cotangent = torch.randn(forward(normal, trained).shape, generator=generator)
 
-    def make(fill: Fill, values: Values) -> Callable[[], object]:
-        inputs, incoming = [fill(z) for z in normal], fill(cotangent)
-        changed = {name: values(tensor) for name, tensor in trained.items()}
+    places = [torch.empty_like(z) for z in normal]
+    incoming = torch.empty_like(cotangent)
+    placed = {name: torch.empty_like(tensor) for name, tensor in trained.items()}
+
+    def run() -> object:
         if not backward:
-            return torch.no_grad()(lambda: forward(inputs, changed))
+            with torch.no_grad():
+                return forward(places, placed)
+        own = {name: tensor.expand(records, *tensor.shape).detach().requires_grad_() for name, tensor in placed.items()}
+        leaves = [place.detach().requires_grad_() for place in places]
+        out = vmap(one)(leaves, own)
+        if not operation.differentiable and not own:
+            return out
+        # An embedding has no gradient in the words.
+        return torch.autograd.grad(out, [*leaves, *own.values()], incoming, allow_unused=True)
 
-        def both() -> object:
-            own = {
-                name: tensor.expand(records, *tensor.shape).detach().requires_grad_()
-                for name, tensor in changed.items()
-            }
-            leaves = [values.requires_grad_() for values in inputs]
-            out = vmap(one)(leaves, own)
-            if not operation.differentiable and not own:
-                return out
-            # An embedding has no gradient in the words.
-            return torch.autograd.grad(out, [*leaves, *own.values()], incoming, allow_unused=True)
+    def make(fill: Fill, values: Values) -> Pass:
+        new = [*(fill(z) for z in normal), fill(cotangent), *(values(tensor) for tensor in trained.values())]
+        stay = [*places, incoming, *placed.values()]
 
-        return both
+        def put() -> None:
+            for place, tensor in zip(stay, new, strict=True):
+                place.copy_(tensor)
+
+        return Pass(put, run)
 
     made = {kind: make(fill, lambda w: w) for kind, fill in KINDS.items()}
     return made | ({kind: make(KINDS["random"], values) for kind, values in PARAMETERS.items()} if trained else {})
@@ -389,30 +411,42 @@ def measured(
         planted: how many times as long a pass takes on records of NaN.
     """
     usual, *others = ready = passes(case, backward=backward, operation=operation or VOCABULARY[case.operation])
-    ready[usual](), ready[usual]()
+    _timed(ready[usual]), _timed(ready[usual])
     kinds, reference = {}, []
     for kind in others:
         if only and kind not in only:
             continue
         factors = {usual: 1.0, kind: planted if kind == "not a number" else 1.0}
-        ready[kind]()
+        _timed(ready[kind])
         ratios = []
         for _ in range(pairs):
-            seconds = {name: _timed(ready[name], factors[name]) for name in random.sample([usual, kind], 2)}
+            seconds = {usual: math.inf, kind: math.inf}
+            for _ in range(_TRIES):
+                for name in random.sample([usual, kind], 2):
+                    seconds[name] = min(seconds[name], _timed(ready[name], factors[name]))
             ratios.append(seconds[kind] / seconds[usual])
             reference.append(seconds[usual])
         kinds[kind] = Bounds.of(ratios)
     return Figure(case.name, backward, kinds, statistics.median(reference))
 
 
-def _timed(run: Callable[[], object], factor: float = 1.0) -> float:
+def _timed(each: Pass, factor: float = 1.0) -> float:
     """Processor time of this thread: all that a pass on one thread takes, and nothing while others had the machine."""
+    each.put()
     begun = time.thread_time()
-    run()
+    each.run()
     ends = begun + factor * (time.thread_time() - begun)
     while (now := time.thread_time()) < ends:
         pass
     return now - begun
+
+
+def _keep_memory() -> None:
+    """Freed memory stays in this process, as in a worker: pages that come anew from the system take time."""
+    library = ctypes.CDLL(None)
+    for parameter, most in ((_M_TRIM_THRESHOLD, 1 << 30), (_M_MMAP_THRESHOLD, 1 << 25)):
+        if not library.mallopt(parameter, most):
+            raise OSError("mallopt")
 
 
 def measure(
@@ -426,6 +460,7 @@ def measure(
     figures = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    _keep_memory()
     try:
         with flushed_denormals():
             for case in cases:
