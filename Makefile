@@ -61,7 +61,7 @@ test-exhaustive: set-up
 	HYPOTHESIS_PROFILE=explore $(BIN)/pytest --numprocesses $(WORKERS) -m "exhaustive or hypothesis" --timeout 7200 $(ARGS)
 	$(BIN)/pip install --quiet --require-hashes --requirement deploy/mutants.lock
 	$(BIN)/python -m benchmarks.mutants cover
-	$(BIN)/python -m benchmarks.mutants run --seeds $$RANDOM
+	$(BIN)/python -m benchmarks.mutants run --seeds $$(date +%s)
 	$(BIN)/python -m benchmarks.mutants summary --results measured/mutants.jsonl
 
 lint: set-up
