@@ -27,9 +27,10 @@ from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import train_source
-from dpswd.public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, Replayed, SlicedDistributions, replayed
+from dpswd.public_client.generation import Replayed, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.methods.statistics_head import ClassSums
+from dpswd.public_client.published_methods.generators import DpMerf, DpSinkhorn, DpSwdQuantiles, SlicedDistributions
 from dpswd.public_client.replay import delivery, fit
 from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.residuals import Residuals
