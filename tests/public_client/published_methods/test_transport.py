@@ -98,4 +98,4 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_without_the_solvers_library_nothing_is_charged(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"dpswd\[transport\]"):
-        transported(None, None, None, None)
+        transported(None, None, None, epsilon=1.0)
