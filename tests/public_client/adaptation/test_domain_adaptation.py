@@ -244,7 +244,7 @@ def test_one_file_holds_the_whole_model(connect, tmp_path):
         load_adapted(__file__)
 
 
-@pytest.mark.parametrize("method", ["replay", "all-weights", "rows"])
+@pytest.mark.parametrize("method", ["all-weights", "rows"])
 def test_an_open_run_serves_ones_own_loop(connect, served, method):
     hospital = connect()
     plan = hospital.plan(small(method), epsilon=1.0, steps=2, batch_size=16)

@@ -95,7 +95,7 @@ def statistics(ranks: Ranks) -> list[float]:
 
 def refused(model: DomainAdaptation, hospital: Hospital, ranks: Ranks) -> bool:
     """Whether this rank learned that a run beyond the budget is refused, and what is left of it."""
-    greedy = hospital.plan(small("replay", release="rows"), epsilon=3.9, steps=500, batch_size=300)
+    greedy = hospital.plan(small("rows"), epsilon=3.9, steps=500, batch_size=300)
     try:
         DomainAdaptation(
             model.target_extractor, model.classifier, hospital=hospital, plan=greedy, source_epochs=0, device="cpu"
