@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpswd import Adapter, AllWeights, DomainAdaptation, Hospital, Replay, Rows
+from dpswd import Adapter, AllWeights, DomainAdaptation, Hospital, Rows
 from dpswd.public_client.data.accuracy import accuracy, features
 from dpswd.public_client.data.datasets import load_task
 from dpswd.public_client.data.networks import digits_network
