@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpswd.public_client.extractor.adapter_layers import adapter_parameter_names
-from dpswd.public_client.extractor.adapting import adapt_for_target
 from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.published_methods.adapting import adapt_for_target
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 

@@ -31,7 +31,7 @@ from benchmarks import records
 from benchmarks.generate import CACHE, Cached, data, projected
 from benchmarks.generate_published import BATCH, DELTA, EPOCHS, SHORT, cnn, fitted
 from benchmarks.labelled import HeldRecords, Site
-from dpswd.public_client.generation import GENERATION_METHODS
+from dpswd.public_client.generation import generation_kinds
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.replayed import Replayed
 
@@ -89,7 +89,7 @@ def drawn(name: str, method: str, epsilon: float, seed: int, held: Any, argument
     if method != Replayed.name:
         settings, steps = SHORT[method]
         made = fitted(
-            GENERATION_METHODS[method](**settings), images.numpy() * 2.0 - 1.0, labels,
+            generation_kinds()[method](**settings), images.numpy() * 2.0 - 1.0, labels,
             epsilon=epsilon, steps=steps, seed=seed,
         )  # fmt: skip
         return made.sample(IMAGES, seed=seed + 1)[0] * 0.5 + 0.5

@@ -27,7 +27,7 @@ from benchmarks import records
 from benchmarks.generate import data
 from dpswd import MockCurator, mock_description
 from dpswd.public_client.cli.options import key_values
-from dpswd.public_client.generation import GENERATION_METHODS, GenerationMethod, Generator
+from dpswd.public_client.generation import GenerationMethod, Generator, generation_kinds
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
@@ -111,7 +111,7 @@ def jobs(arguments: argparse.Namespace) -> Iterator[records.Job]:
 
     def measured(name: str, settings: dict[str, Any], epsilon: float, steps: int | None, seed: int) -> records.Row:
         begun = time.process_time()
-        method = GENERATION_METHODS[name](**settings)
+        method = generation_kinds()[name](**settings)
         generator = fitted(method, *train, epsilon=epsilon, steps=steps, seed=seed, device=arguments.device)
         spent = time.process_time() - begun
         reached, cost = accuracy(generator, *tests, seed=seed), generator.facts["guarantee"]["epsilon"]

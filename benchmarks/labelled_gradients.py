@@ -37,9 +37,9 @@ from benchmarks.labelled import ADD, REPLACE, HeldRecords, Site
 from benchmarks.labelled_digits import CACHE, DELTA, Images, axes, framed, scattered
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
-from dpswd.public_client.methods.finetune import Finetune
-from dpswd.public_client.methods.newton import Newton, less_sure
-from dpswd.public_client.methods.public_view import parted, viewed_head
+from dpswd.public_client.published_methods.finetune import Finetune
+from dpswd.public_client.published_methods.newton import Newton, less_sure
+from dpswd.public_client.published_methods.public_view import parted, viewed_head
 from dpswd.public_client.replay.augmentation import draw_variation
 from dpswd.public_client.replay.views import ImageView
 from dpswd.shared.accounting.calibration import calibrate_sigma

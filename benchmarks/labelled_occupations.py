@@ -35,8 +35,9 @@ from benchmarks.labelled import HeldRecords, Site
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.adaptation.hospital import Hospital
-from dpswd.public_client.methods import Finetune, Recalibrate, Statistics
+from dpswd.public_client.methods import Recalibrate, Statistics
 from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.published_methods import Finetune
 from dpswd.public_client.training.method import Method
 
 RESULTS = Path(__file__).parent / "results" / "labelled-occupations.json"

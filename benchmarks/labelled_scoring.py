@@ -26,10 +26,10 @@ from torch.nn import functional
 from benchmarks.labelled_gradients import clipped_sum, set_gradient
 from benchmarks.labelled_occupations import DELTA, OTHERS, Dealing, Task, fitted, tasks
 from benchmarks.records import seeds_option
-from dpswd.public_client.methods.joint_scoring import JointScoring
-from dpswd.public_client.methods.newton import Newton
-from dpswd.public_client.methods.public_view import parted, viewed_head
-from dpswd.public_client.methods.scoring import Scoring
+from dpswd.public_client.published_methods.joint_scoring import JointScoring
+from dpswd.public_client.published_methods.newton import Newton
+from dpswd.public_client.published_methods.public_view import parted, viewed_head
+from dpswd.public_client.published_methods.scoring import Scoring
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import entropy_cotangents

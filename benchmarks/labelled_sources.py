@@ -44,9 +44,9 @@ from benchmarks.labelled import HeldRecords, Site
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.data.datasets import load_mnist, load_task, load_usps
-from dpswd.public_client.methods.dpda import Dpda, principal_components, target_network
-from dpswd.public_client.methods.labelled_transport import Matching, Points, moved
 from dpswd.public_client.methods.statistics import Statistics
+from dpswd.public_client.published_methods.dpda import Dpda, principal_components, target_network
+from dpswd.public_client.published_methods.labelled_transport import Matching, Points, moved
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
 from dpswd.shared.core.wire.limits import UNLABELLED

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks import records
 from dpswd.public_client.data.feature_maps import map_from_source
-from dpswd.public_client.methods.transport import Transport, solve
+from dpswd.public_client.published_methods.transport import Transport, solve
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.errors import InvalidValue

@@ -24,10 +24,10 @@ from benchmarks.shifts.cells import DELTAS, Cell, target_of
 from benchmarks.shifts.sources import load
 from dpswd import PseudoLabels, mock_description
 from dpswd.public_client.data.feature_maps import map_from_source
-from dpswd.public_client.methods.pseudo_label_fit import Observed, Shifts, Source
-from dpswd.public_client.methods.pseudo_label_head import learned, moved_fit
-from dpswd.public_client.methods.pseudo_label_sums import component_axes, components_of, whole
 from dpswd.public_client.plans.plan import make_plan
+from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shifts, Source
+from dpswd.public_client.published_methods.pseudo_label_head import learned, moved_fit
+from dpswd.public_client.published_methods.pseudo_label_sums import component_axes, components_of, whole
 
 SHIFTS = ("texture", "blurred", "noisy", "occluded", "turned", "mnist")
 _RECORDS, _FRESH = 1000, 4000

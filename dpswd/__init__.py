@@ -23,22 +23,11 @@ if TYPE_CHECKING:
     from dpswd.public_client.generation import Generator, Replayed, load_generator
     from dpswd.public_client.ladder.adapt import adapt, plan_ladder
     from dpswd.public_client.ladder.adapted import Adapted
-    from dpswd.public_client.methods import (
-        Adapter,
-        AllWeights,
-        Dpda,
-        DpDann,
-        Finetune,
-        Method,
-        PseudoLabels,
-        Recalibrate,
-        Replay,
-        Rows,
-        Statistics,
-    )
+    from dpswd.public_client.methods import Method, Recalibrate, Replay, Statistics
     from dpswd.public_client.methods.evaluation import Evaluate
-    from dpswd.public_client.methods.transport import Transport
     from dpswd.public_client.plans.plan import Plan
+    from dpswd.public_client.published_methods import Adapter, AllWeights, Dpda, DpDann, Finetune, PseudoLabels, Rows
+    from dpswd.public_client.published_methods.transport import Transport, transported
     from dpswd.public_client.replay.missing_columns import TableView
     from dpswd.public_client.testing.local_hospital import LocalHospital
     from dpswd.public_client.testing.mock import MockCurator, mock_description
@@ -73,21 +62,18 @@ _MODULES = {
     "dpswd.public_client.adaptation.published": ("PublishedHospital",),
     "dpswd.public_client.curator.stub": ("Curator",),
     "dpswd.public_client.generation": ("Generator", "Replayed", "load_generator"),
-    "dpswd.public_client.methods": (
+    "dpswd.public_client.methods": ("Method", "Recalibrate", "Replay", "Statistics"),
+    "dpswd.public_client.published_methods": (
         "Adapter",
         "AllWeights",
         "DpDann",
         "Dpda",
         "Finetune",
-        "Method",
         "PseudoLabels",
-        "Recalibrate",
-        "Replay",
         "Rows",
-        "Statistics",
     ),
     "dpswd.public_client.methods.evaluation": ("Evaluate",),
-    "dpswd.public_client.methods.transport": ("Transport",),
+    "dpswd.public_client.published_methods.transport": ("Transport", "transported"),
     "dpswd.public_client.plans.plan": ("Plan",),
     "dpswd.public_client.replay.missing_columns": ("TableView",),
     "dpswd.public_client.testing.local_hospital": ("LocalHospital",),
@@ -146,6 +132,7 @@ __all__ = [
     "load_generator",
     "mock_description",
     "plan_ladder",
+    "transported",
 ]
 
 _DEFINED_IN = dict.fromkeys(__all__, "dpswd.shared.core.errors") | {

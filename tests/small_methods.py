@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import fields
 
-from dpswd.public_client.methods import METHODS, pseudo_labels
+from dpswd.public_client.methods import method_kinds
+from dpswd.public_client.published_methods import pseudo_labels
 
 _SMALL = {"directions": 8, "source_records": 64, "tuning_steps": 20, "points": 20, "updates": 100}
 
 
 def small(name, **settings):
     """The method of this name with few directions, records and updates, where it has such settings."""
-    kind = METHODS[name]
+    kind = method_kinds()[name]
     names = {field.name for field in fields(kind)}
     return kind(**{key: value for key, value in _SMALL.items() if key in names} | settings)
 

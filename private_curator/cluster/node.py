@@ -28,7 +28,7 @@ from dpswd.private_curator.storage.certificates import NODE
 from dpswd.shared.core.errors import DpswdError
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.devices import resolve_device
-from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Node:
     def answer(self, request: bytes, graph: bytes, weights: bytes) -> bytes:
         """The sum of one shard, or why there is none; never an exception, whose words might quote a record."""
         try:
-            run, shard, meant = task.from_bytes(request, ALL_MECHANISMS)
+            run, shard, meant = task.from_bytes(request, every_mechanism())
             if different := meant.differs(self._here):
                 return task.FAILED + f"this node is not the curator's: {different}".encode()
             key = hashlib.sha256(graph).hexdigest() + hashlib.sha256(weights).hexdigest()

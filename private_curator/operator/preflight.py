@@ -40,7 +40,7 @@ from dpswd.shared.certificates import belong_together
 from dpswd.shared.configuration import settings_of
 from dpswd.shared.core.errors import DpswdError, SettingsError
 from dpswd.shared.core.wire import limits
-from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.records.problems import RecordsRefused
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
@@ -167,7 +167,7 @@ def _explained(error: Exception) -> str:
 
 
 def _settings(site: _Site) -> str:
-    check_permissions(site.settings.clients, ALL_MECHANISMS)
+    check_permissions(site.settings.clients, every_mechanism())
     return f"{len(settings_of(CuratorSettings))} settings are in order"
 
 

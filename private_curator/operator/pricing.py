@@ -15,8 +15,8 @@ from dpswd.shared.core.errors import ExtractorNotApproved, InvalidValue
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, ModelFacts
 from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.wire.checks import invalid
+from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.protocol.publications import Proposal
-from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 
@@ -41,7 +41,7 @@ def priced(proposal: Proposal, *, client: str, books: Register, settings: Curato
     if asked.batch_size != records:
         text = f"is {asked.batch_size}; a publication is of all {records} records: prepare it for this data set"
         raise invalid("proposal.parameters.batch_size", text)
-    require_permitted(settings.clients, ALL_MECHANISMS, asked.mechanism, client=client)
+    require_permitted(settings.clients, every_mechanism(), asked.mechanism, client=client)
     if settings.extractors.approval == "listed" and asked.graph_digest not in books.extractors:
         raise ExtractorNotApproved(
             f"the graph {asked.graph_digest} is not approved; `dpswd-curator extractors --approve` lists it"
@@ -52,7 +52,7 @@ def priced(proposal: Proposal, *, client: str, books: Register, settings: Curato
         raise invalid("proposal.graph", str(error)) from error
     run = admit_run(
         asked,
-        mechanisms=ALL_MECHANISMS,
+        mechanisms=every_mechanism(),
         data=DataSetFacts(
             records=records,
             record_shape=model.input_shape,

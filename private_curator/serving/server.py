@@ -52,7 +52,7 @@ from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.device_noise.noise import draw_on
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.files import write_public
-from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.sandbox.building import compute_in_full_float32
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
@@ -88,9 +88,10 @@ class CuratorServer:
         settings: CuratorSettings,
         *,
         checkpoint: Callable[[str], None] = no_checkpoint,
-        mechanisms: Mapping[str, AnyMechanism] = ALL_MECHANISMS,
+        mechanisms: Mapping[str, AnyMechanism] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
+        mechanisms = every_mechanism() if mechanisms is None else mechanisms
         check_permissions(settings.clients, mechanisms)
         device = resolve_device(settings.compute.device)
         compute_in_full_float32()

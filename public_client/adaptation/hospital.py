@@ -33,7 +33,6 @@ from dpswd.public_client.methods.comparison import Comparison, compare
 from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
 from dpswd.public_client.methods.evaluation_report import Report
 from dpswd.public_client.methods.replay import Replay
-from dpswd.public_client.methods.transport import Transport, Transported, transported
 from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.distributed import shared_curators
@@ -181,7 +180,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         Args:
             plan: from `plan`.
             extractor: the module that the hospital's records go through, in evaluation mode; what the method adapts are
-                its own parameters (for `Adapter` those of `dpswd.public_client.training.adapters.with_adapters`).
+                its own parameters (for `Adapter` those of `published_methods.adapters.with_adapters`).
             source: (m, ...) public source records, by which what `DomainAdaptation.fit` refuses is refused here too:
                 another scale than the hospital declares, and features that are the same for every record. Without
                 them nothing of this can be known, and such a run is charged.
@@ -327,21 +326,3 @@ class Hospital(AbstractContextManager["Hospital"]):
             InvalidValue: the curator evaluates nothing, a number is out of range, or a model does not fit.
         """
         return compare(self.curator, models, epsilon=epsilon)
-
-    def transport(
-        self, extractor: nn.Module, records: Tensor, transport: Transport | None = None, *, epsilon: float
-    ) -> Transported:
-        """Distance and plan of optimal transport from public records to the hospital's: **this charges one release**.
-
-        Args:
-            extractor: records to features, in evaluation mode.
-            records: (m, ...) public ones, from which mass is moved.
-            transport: directions and solver; `Transport()` by default.
-            epsilon: what the release may cost.
-
-        Raises:
-            BudgetExhausted: the budget does not allow it; nothing was spent.
-            InvalidValue: the curator does not offer rows, or all its records are more than one release may hold.
-        """
-        plan = make_plan(self.describe(), Transport() if transport is None else transport, epsilon=epsilon)
-        return transported(self.curator, plan, extractor, records)

@@ -206,26 +206,27 @@ def _method(name: str | None, settings: tuple[str, ...], schema: Path | None) ->
         SettingsError: there is none of this name.
         InvalidValue: a setting is unknown or out of range.
     """
-    from dpswd.public_client.generation import GENERATION_METHODS, Schema, Tabular
+    from dpswd.public_client.generation import Schema, Tabular, generation_kinds
 
-    first = next(iter(GENERATION_METHODS)) if schema is None else Tabular.name
+    kinds = generation_kinds()
+    first = next(iter(kinds)) if schema is None else Tabular.name
     chosen = first if name is None else name
-    if chosen not in GENERATION_METHODS:
-        raise SettingsError(f"there is no method {chosen!r}; allowed: {', '.join(GENERATION_METHODS)}")
+    if chosen not in kinds:
+        raise SettingsError(f"there is no method {chosen!r}; allowed: {', '.join(kinds)}")
     own = {"name": chosen} | key_values("--setting", settings)
     if schema is not None:
         if chosen != Tabular.name:
             raise SettingsError(f"--schema is of --method {Tabular.name}; {chosen} takes none")
         own["schema"] = Schema.read(schema).to_json()
-    return GENERATION_METHODS[chosen].from_json(own)
+    return kinds[chosen].from_json(own)
 
 
 def _list_methods() -> None:
     from dataclasses import fields
 
-    from dpswd.public_client.generation import GENERATION_METHODS
+    from dpswd.public_client.generation import generation_kinds
 
-    for name, method in GENERATION_METHODS.items():
+    for name, method in generation_kinds().items():
         summary = (method.__doc__ or "").splitlines()[0]
         click.echo(f"{name:<12} {summary}")
         own = ", ".join(f"{field.name}={field.default}" for field in fields(method))

@@ -20,8 +20,8 @@ from dpswd.shared.core.errors import ProtocolError
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.protocol.publications import Publication
-from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 _MAP = "feature_map"
@@ -118,7 +118,7 @@ def same_but_for_map(one: RunParameters, other: RunParameters) -> bool:
 
 def _without_map(parameters: RunParameters) -> tuple[RunParameters, Any]:
     """A declaration, but for the public map: it is chosen anew from the source at each training."""
-    mechanism = ALL_MECHANISMS.get(parameters.mechanism)
+    mechanism = every_mechanism().get(parameters.mechanism)
     if mechanism is None:
         return parameters, None
     declared = mechanism.declaration.from_bytes(parameters.declaration)

@@ -34,7 +34,7 @@ from dpswd.public_client.experiments.best import check_comparable, check_room, d
 from dpswd.public_client.experiments.file import LADDER
 from dpswd.public_client.ladder.adapt import adapt
 from dpswd.public_client.ladder.adapted import AdaptedEach
-from dpswd.public_client.methods import METHODS, Method, Replay
+from dpswd.public_client.methods import Method, Replay, method_kinds
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.control import control
 from dpswd.public_client.training.checkpoint import begun_in
@@ -157,9 +157,11 @@ def method_of(name: str, settings: Mapping[str, Any]) -> Method:
     Raises:
         InvalidValue: there is no such method, or a setting is unknown or out of range.
     """
-    if name not in METHODS:
-        raise InvalidValue(f"{name} is no method with settings and a plan of its own; those are {', '.join(METHODS)}")
-    return METHODS[approach(name).name].from_json({"name": name, **settings})
+    if name not in method_kinds():
+        raise InvalidValue(
+            f"{name} is no method with settings and a plan of its own; those are {', '.join(method_kinds())}"
+        )
+    return method_kinds()[approach(name).name].from_json({"name": name, **settings})
 
 
 def _private(own: Approach, problem: Problem) -> Trained:
@@ -280,7 +282,10 @@ APPROACHES = (
     Approach(
         CONTROL, "The default's tuning without a release: random variation alone, no epsilon.", "nothing", _control
     ),
-    *(Approach(name, (kind.__doc__ or "").splitlines()[0], "hospital", _private) for name, kind in METHODS.items()),
+    *(
+        Approach(name, (kind.__doc__ or "").splitlines()[0], "hospital", _private)
+        for name, kind in method_kinds().items()
+    ),
     Approach("swd", "Local baseline, not private: sliced Wasserstein distance.", "target", _local),
     Approach("dann", "Local baseline, not private: domain-adversarial training.", "target", _local),
     Approach("coral", "Local baseline, not private: distance of covariances.", "target", _local),

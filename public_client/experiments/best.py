@@ -12,7 +12,7 @@ from torch import nn
 
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.methods import METHODS
+from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.methods.comparison import Asked, Comparison, declarable, plan_comparison
 from dpswd.public_client.plans.declarable import Declarable, quoted
 from dpswd.public_client.plans.together import both
@@ -37,7 +37,7 @@ def refuse_own_target(name: str) -> None:
     Raises:
         SettingsError: it is.
     """
-    if name in METHODS and METHODS[name].own_target:
+    if name in method_kinds() and method_kinds()[name].own_target:
         raise SettingsError(
             f"output.keep_best finds the best model for the hospital's records; that of {name} is for the team's own. "
             "Leave it out"

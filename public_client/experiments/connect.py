@@ -15,7 +15,7 @@ from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.datasets import SCALE, Labelled, Task
 from dpswd.public_client.experiments.approaches import approach, method_of
 from dpswd.public_client.experiments.file import Experiment, name_of
-from dpswd.public_client.methods import METHODS
+from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.sites import ALONE
@@ -191,7 +191,7 @@ def _classes(experiment: Experiment, task: Task) -> int:
     """C where the hospital's labels are asked for; 0 where they are nobody's business."""
     if experiment.output.keep_best:
         return task.classes
-    if experiment.method.name not in METHODS:  # the ladder asks what labels there are: those of a team's own stand-in
+    if experiment.method.name not in method_kinds():  # the ladder asks what labels there are: a stand-in's own
         return task.classes if experiment.data.target is not None else 0
     return task.classes if method_of(experiment.method.name, experiment.method.settings).mechanism.needs_labels else 0
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dpswd.public_client.methods.aligned_run import AlignedRun, ComparedStep
+from dpswd.public_client.methods.sliced_run import ComparedStep, SlicedRun
 from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.replay.residuals import weighted_coefficients
 from dpswd.public_client.training.history import HistoryPoint
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
 
 _SHOWN = 1500  # source records in a scatter plot
 _WIDTH = 2.0  # standard deviations that an ellipse covers
@@ -64,7 +64,7 @@ def target_in_plane(seen: ComparedStep, declared: SlicedDeclaration, plane: Tens
     shift = torch.linalg.solve(system, U @ gaps)  # (d,)
     covariance = torch.cov((source @ plane).T)
     if spreads is not None:
-        own = _source_spreads(source, U, declared, batch)
+        own = _source_spreads(source, U, declared)
         factor = float((spreads @ own) / (own @ own).clamp(min=1e-12))  # spreads = factor * own, by least squares
         covariance = max(factor, _LEAST_SPREAD) * covariance
     return PlaneEstimate(mean=(own_mean + shift) @ plane, covariance=covariance)
@@ -81,13 +81,13 @@ def _moments(seen: ComparedStep, declared: SlicedDeclaration, batch: int) -> tup
     return scaled[0], scaled[1:].square().sum(dim=0) - (len(values) - 1) * declared.sigma**2 / batch
 
 
-def _source_spreads(source: Tensor, U: Tensor, declared: SlicedDeclaration, batch: int) -> Tensor:
+def _source_spreads(source: Tensor, U: Tensor, declared: SlicedDeclaration) -> Tensor:
     """The source's variances (k,) along the directions, truncated as the released ones are."""
     projections = source @ U
     if not declared.coefficients:
         return projections.var(dim=0)
-    own = source_coefficients(projections, batch=batch, coefficients=declared.coefficients)
-    return own[1:].square().sum(dim=0) / batch
+    own = weighted_coefficients(projections, torch.ones_like(projections[:, 0]), declared.coefficients)
+    return own[1:].square().sum(dim=0)
 
 
 def principal_plane(features: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def principal_plane(features: Tensor) -> Tensor:
     return plane
 
 
-def plot_features(path: Path, run: AlignedRun, *, title: str) -> None:
+def plot_features(path: Path, run: SlicedRun, *, title: str) -> None:
     """Source records and the target's estimated ellipse, at the first and at the last step.
 
     Args:

@@ -40,9 +40,9 @@ from dpswd.public_client.experiments.start import (
     require_alike,
     train_source_model,
 )
-from dpswd.public_client.methods.aligned_run import AlignedRun
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.methods.sliced_run import SlicedRun
 from dpswd.public_client.plans.measured import BATTERIES, modality_of
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.plans.together import foreseen
@@ -427,7 +427,7 @@ def _plots(experiment: Experiment, result: Result, ending: str) -> list[Path]:
         plots.plot_accuracy(written[-1], drawn, levels=finite, title=title)
     sites = trained.adaptation.sites if trained.adaptation is not None else {}
     for name, site in sites.items():
-        if isinstance(site.opened, AlignedRun) and site.opened.first is not None:
+        if isinstance(site.opened, SlicedRun) and site.opened.first is not None:
             written.append(directory / f"features{'' if name == ALONE else '-' + name}{ending}.png")
             plots.plot_features(written[-1], site.opened, title=f"{title}, {name}")
     return written

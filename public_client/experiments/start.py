@@ -20,8 +20,7 @@ from dpswd.public_client.data.source import source_loader, train_source, usual_e
 from dpswd.public_client.experiments.file import Experiment
 from dpswd.public_client.experiments.own_model import own_model
 from dpswd.public_client.generation.generator import load_generator
-from dpswd.public_client.methods import METHODS
-from dpswd.public_client.methods.dpda import principal_components, target_network
+from dpswd.public_client.methods import method_kinds
 from dpswd.shared.core.errors import DataInvalid, SettingsError
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.devices import resolve_device
@@ -139,7 +138,7 @@ def require_alike(experiment: Experiment, task: Task, descriptions: Mapping[str,
 def own_target(experiment: Experiment) -> bool:
     """Whether the model is for the team's own records, and the hospitals are where labels are learned from."""
     name = experiment.method.name
-    return name in METHODS and METHODS[name].own_target
+    return name in method_kinds() and method_kinds()[name].own_target
 
 
 def _reading(experiment: Experiment, columns: Sequence[str] = ()) -> Reading:
@@ -222,9 +221,7 @@ def _own_target_model(experiment: Experiment, task: Task, *, seed: int, batch_si
     elif not (classes := experiment.data.classes or task.classes):
         raise SettingsError("no record of data.source has a label; say the hospital's classes with data.classes")
     else:
-        extractor = principal_components(task.source.images)
-        with torch.no_grad():
-            classifier = target_network(extractor(task.source.images[:1]).shape[1], classes)
+        extractor, classifier = method_kinds()[experiment.method.name].usual_model(task.source.images, classes)
     labels = task.source.labels
     most = 0 if experiment.data.source is None else len(labels)
     rows = torch.nonzero(labels != UNLABELLED).flatten()

@@ -16,7 +16,7 @@ from torch import nn
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
-from dpswd.public_client.generation.networks import Scaled
+from dpswd.public_client.generation.scaled import Scaled
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import classes_of
 from dpswd.public_client.plans.recipe import not_positive

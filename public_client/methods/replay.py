@@ -19,8 +19,8 @@ from torch import Tensor
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
-from dpswd.public_client.methods.aligned_run import ComparedStep, run_of
 from dpswd.public_client.methods.sliced_method import SlicedMethod
+from dpswd.public_client.methods.sliced_run import ComparedStep, sliced_run
 from dpswd.public_client.plans.measured import modality_of
 from dpswd.public_client.plans.recipe import not_counts
 from dpswd.public_client.replay import delivery, fit
@@ -84,7 +84,7 @@ class Replay(SlicedMethod):
 
         def drawn(site: Site) -> list[SlicedReply]:
             with reporting(f"private releases of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return draw_all(run_of(site), site.store, bar)
+                return draw_all(sliced_run(site), site.store, bar)
 
         releases = group.each(drawn)
         source = collect(training.source, most=fit.MOST_RECORDS // training.ranks.size).to(training.device)
@@ -92,7 +92,7 @@ class Replay(SlicedMethod):
         generator = torch.Generator().manual_seed(training.seed)
         fits: dict[str, Fitted] = {}
         for site in group.live:
-            run, own = run_of(site), releases[site.name]
+            run, own = sliced_run(site), releases[site.name]
             assert run.feature_map is not None, "declared by `open_runs`"
             residuals = Residuals(
                 own,
@@ -100,7 +100,6 @@ class Replay(SlicedMethod):
                 feature_map=run.feature_map,
                 batch=run.plan.batch_size,
                 sigma=run.sliced.sigma,
-                row_coefficients=self.coefficients if self.release == "rows" else None,
             )
             title = f"fitting the view of {site.name}"
             with reporting(title, fit.VIEW_STEPS, shown=training.progress) as bar:

@@ -51,9 +51,9 @@ from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
 from dpswd.shared.core.wire.payloads import float_bytes
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.protocol.contract import DataContract
 from dpswd.shared.protocol.receipts import encode_receipt
-from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph
 from dpswd.shared.sandbox.session import DirectSession
@@ -123,7 +123,7 @@ def mock_description(
         data_set_budget=budget,
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
-        mechanisms=offered(ALL_MECHANISMS, facts),
+        mechanisms=offered(every_mechanism(), facts),
         limits=replace(
             Limits(),
             max_batch_size=min(protocol.MAX_BATCH_SIZE, records),
@@ -181,7 +181,7 @@ class MockCurator(Curator):
         *,
         seed: int = 0,
         randomness: Callable[[int], bytes] = secrets.token_bytes,
-        mechanisms: Mapping[str, AnyMechanism] = ALL_MECHANISMS,
+        mechanisms: Mapping[str, AnyMechanism] | None = None,
         records: Callable[[int], Tensor] | FloatArray | None = None,
         labels: LabelArray | None = None,
     ) -> None:
@@ -198,7 +198,7 @@ class MockCurator(Curator):
         )
         self._mechanisms = {
             name: mechanism
-            for name, mechanism in mechanisms.items()
+            for name, mechanism in (every_mechanism() if mechanisms is None else mechanisms).items()
             # One that lacks nothing but labels is refused by admission, which says so.
             if name in description.mechanisms or (mechanism.needs_labels and not description.classes)
         }

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.plans.declarable import Declarable
@@ -18,6 +18,7 @@ from dpswd.public_client.plans.together import Together
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.run import ChargedRun
 from dpswd.public_client.training.sites import Group
+from dpswd.shared.core.errors import InvalidValue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,19 @@ class Method(Recipe):
             classifier: of the extractor's features, for methods that train it with the hospital's records.
         """
         return Declarable.of(extractor, record_shape)
+
+    @classmethod
+    def usual_model(cls, records: Tensor, classes: int) -> tuple[nn.Module, nn.Module]:
+        """Of a method for the team's own records: extractor and classifier where the team brings none.
+
+        Args:
+            records: (m, ...), the team's.
+            classes: C.
+
+        Raises:
+            InvalidValue: the method has no model of its own.
+        """
+        raise InvalidValue(f"{cls.name} has no model of its own; bring one")
 
     @abc.abstractmethod
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpswd import Adapter, DomainAdaptation, Hospital, Replay, Rows
+from dpswd import Adapter, AllWeights, DomainAdaptation, Hospital, Rows
 from dpswd.public_client.data.accuracy import accuracy, features
 from dpswd.public_client.data.datasets import load_task
 from dpswd.public_client.data.networks import digits_network
@@ -96,24 +96,25 @@ def test_the_eight_line_session_adapts_and_the_spent_budget_refuses_also_after_a
 @pytest.mark.usefixtures("without_workers")
 def test_a_hospital_with_the_sources_own_records_is_at_distance_zero(task, trained):
     """Both parties read the public map, the directions and the coefficients alike: else the distance is not zero."""
-    extractor, classifier = fresh(trained, task)
+    extractor, _ = fresh(trained, task)
     with (
         LocalHospital(task.source.images.numpy(), epsilon=3000.0, delta=DELTA, device="cpu") as hospital,
         hospital.connect() as connected,
     ):
-        plan = connected.plan(Replay(directions=100, coefficients=4), epsilon=1000.0)
+        method = AllWeights(directions=100, coefficients=4, gradient_share=0.05, batch_records=len(task.source))
+        everything = {"steps": 1, "batch_size": len(task.source)}
+        plan = connected.plan(method, epsilon=1000.0, **everything)
         own = features(extractor, task.source.images)
         with connected.open(plan, extractor) as run:
             assert abs(float(run.loss(own))) < 1e-4
             with pytest.raises(RunFinished):
                 run.loss(own)
-        moved = connected.plan(Replay(release="rows", directions=50), epsilon=1000.0, steps=2, batch_size=200)
+        moved = connected.plan(Rows(directions=50, batch_records=len(own)), epsilon=1000.0, steps=2, batch_size=200)
         shifted = (own + 1.0).requires_grad_(True)
         with connected.open(moved, fresh(trained, task)[0]) as run:
             run.loss(shifted).backward()
         assert shifted.grad is not None
         assert torch.isfinite(shifted.grad).all()
-    del classifier
 
 
 @pytest.mark.usefixtures("without_workers")

@@ -42,7 +42,7 @@ def test_the_session_with_a_labelled_hospital(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "an adapter"])
 def test_the_loop_of_ones_own(adapters):
-    from dpswd.public_client.extractor.adapting import adapt_for_target
+    from dpswd.public_client.published_methods.adapting import adapt_for_target
 
     torch.manual_seed(0)
     extractor, classifier = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3)

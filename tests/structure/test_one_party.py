@@ -31,8 +31,8 @@ ANNEXES = {
     "private_curator/cluster": "cluster",
     "private_curator/onnx": "embed",
     "private_curator/observability/tracing.py": "tracing",
-    "public_client/methods/transport.py": "transport",
-    "public_client/methods/labelled_transport.py": "transport",
+    "public_client/published_methods/transport.py": "transport",
+    "public_client/published_methods/labelled_transport.py": "transport",
 }
 """Files that need a further extra, which they import when it is asked for."""
 OF_A_DEVICE = {"shared/device_noise/fused.py": "triton"}

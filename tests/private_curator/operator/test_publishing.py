@@ -21,7 +21,7 @@ from torch import nn
 from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.operator.publishing import Publishing
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.methods import Adapter, PseudoLabels
+from dpswd.public_client.published_methods import Adapter, PseudoLabels
 from dpswd.shared.core import errors
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.protocol.publications import Proposal, Publication

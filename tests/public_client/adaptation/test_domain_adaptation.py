@@ -10,8 +10,8 @@ from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader
-from dpswd.public_client.methods import METHODS
-from dpswd.public_client.training.adapters import adapter_names, with_adapters
+from dpswd.public_client.methods import method_kinds
+from dpswd.public_client.published_methods.adapters import adapter_names, with_adapters
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core import errors
@@ -104,7 +104,7 @@ def test_replay_asks_once_and_tunes_on_public_data(connect, served):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", method_kinds())
 @pytest.mark.long
 def test_every_method_runs_on_every_device(connect, served, device, method, tmp_path):
     adaptation = fit(model(connect(), method, device=device), checkpoint=tmp_path / "run")
@@ -130,7 +130,7 @@ def test_a_run_that_the_ledger_counts_dearer_than_planned_is_not_opened(connect,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", method_kinds())
 @pytest.mark.parametrize("failure", ["open", "declared", "before", "after"])
 def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, served, tmp_path, failure, method):
     if failure == "open":  # the whole run was charged, the answer was lost
@@ -153,7 +153,7 @@ def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, serve
     assert answered == list(range(1, drawn + 1))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", method_kinds())
 @pytest.mark.long
 def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path, method):
     """It is charged and gone; the training goes on with the run's next step, also where the request was resumed."""
@@ -244,7 +244,7 @@ def test_one_file_holds_the_whole_model(connect, tmp_path):
         load_adapted(__file__)
 
 
-@pytest.mark.parametrize("method", ["replay", "all-weights", "rows"])
+@pytest.mark.parametrize("method", ["all-weights", "rows"])
 def test_an_open_run_serves_ones_own_loop(connect, served, method):
     hospital = connect()
     plan = hospital.plan(small(method), epsilon=1.0, steps=2, batch_size=16)

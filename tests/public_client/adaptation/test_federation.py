@@ -14,7 +14,7 @@ from dpswd import DomainAdaptation, Federation
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader
-from dpswd.public_client.methods import METHODS
+from dpswd.public_client.methods import method_kinds
 from dpswd.shared.core import errors
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.core.wire.messages import StepRelease
@@ -80,7 +80,7 @@ def states(adaptation):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", method_kinds())
 def test_every_site_is_charged_its_own_run_and_every_method_can_share_a_model(connect, sites, method, tmp_path):
     adaptation = fit(model(connect(), method, shared=True))
     for served in sites.values():
@@ -134,7 +134,8 @@ def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites, metho
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("method", "shared"), [*((method, True) for method in METHODS), *((method, False) for method in WITH_ADAPTERS)]
+    ("method", "shared"),
+    [*((method, True) for method in method_kinds()), *((method, False) for method in WITH_ADAPTERS)],
 )
 def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
     connect, sites, method, shared, tmp_path, caplog
@@ -172,7 +173,7 @@ def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, method
     assert sites["south"].curator.spent == 4.5
 
 
-@pytest.mark.parametrize(("method", "shared"), [*((method, True) for method in METHODS), ("dp-dann", False)])
+@pytest.mark.parametrize(("method", "shared"), [*((method, True) for method in method_kinds()), ("dp-dann", False)])
 @pytest.mark.long
 def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites, method, shared):
     """It answers when the plan is priced, and no more when the run would be opened."""

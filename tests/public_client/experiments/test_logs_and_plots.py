@@ -18,7 +18,7 @@ from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.experiments.plots import plot_epsilon, plot_features, principal_plane, target_in_plane
-from dpswd.public_client.methods.aligned_run import ComparedStep
+from dpswd.public_client.published_methods.aligned_run import ComparedStep
 from dpswd.public_client.replay import fit as replay_fit
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.logs import COLUMNS, TrainingLog

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpswd.public_client.methods.adapter import Adapter
 from dpswd.public_client.plans.declarable import within_quote
 from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.published_methods.adapter import Adapter
 from dpswd.shared.core.errors import InvalidValue
 
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dpswd.public_client.methods import Adapter, Method, Replay
+from dpswd.public_client.methods import Method, Replay
 from dpswd.public_client.methods.comparison import Compare
 from dpswd.public_client.plans.declarable import within_quote
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.plans.together import Together, covering, foreseen
+from dpswd.public_client.published_methods import Adapter
 from dpswd.public_client.testing.mock import mock_description
 from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.errors import PrivacyError

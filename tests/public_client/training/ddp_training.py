@@ -27,9 +27,10 @@ from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import train_source
-from dpswd.public_client.generation import DpMerf, DpSinkhorn, DpSwdQuantiles, Replayed, SlicedDistributions, replayed
+from dpswd.public_client.generation import Replayed, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.methods.statistics_head import ClassSums
+from dpswd.public_client.published_methods.generators import DpMerf, DpSinkhorn, DpSwdQuantiles, SlicedDistributions
 from dpswd.public_client.replay import delivery, fit
 from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.residuals import Residuals
@@ -94,7 +95,7 @@ def statistics(ranks: Ranks) -> list[float]:
 
 def refused(model: DomainAdaptation, hospital: Hospital, ranks: Ranks) -> bool:
     """Whether this rank learned that a run beyond the budget is refused, and what is left of it."""
-    greedy = hospital.plan(small("replay", release="rows"), epsilon=3.9, steps=500, batch_size=300)
+    greedy = hospital.plan(small("rows"), epsilon=3.9, steps=500, batch_size=300)
     try:
         DomainAdaptation(
             model.target_extractor, model.classifier, hospital=hospital, plan=greedy, source_epochs=0, device="cpu"

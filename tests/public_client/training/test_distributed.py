@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpswd.public_client.data.ranks import Ranks, _packed, _unpacked
-from dpswd.public_client.methods import METHODS
+from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.distributed import SharedTransport, shared_curators
 from dpswd.public_client.training.saved_model import load_adapted
@@ -22,8 +22,8 @@ SCRIPT = Path(__file__).with_name("ddp_training.py")
 ROOT = Path(__file__).resolve().parents[3]
 
 
-TOGETHER = [name for name in METHODS if name != "dpda"]
-"""Methods that several processes train by; the other one's refusal is in tests/public_client/methods/test_dpda.py."""
+TOGETHER = [name for name in method_kinds() if name != "dpda"]
+"""Methods that several processes train by; the other one's refusal is tested beside it."""
 
 
 def launch(out, *, ranks):

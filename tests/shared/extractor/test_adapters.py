@@ -21,8 +21,8 @@ from dpswd.public_client.extractor.adapter_layers import (
     MonotoneColumns,
     adapter_parameter_names,
 )
-from dpswd.public_client.extractor.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
 from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.public_client.published_methods.adapting import adapt_for_target, input_adapter, insert_adapter, source_knots
 from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
 from dpswd.shared.sandbox.adapters import affine_warp2d_record, low_rank_affine, monotone_columns
 from dpswd.shared.sandbox.building import Extractor

@@ -1,0 +1,16 @@
+"""Methods that neither the ladder nor the default generator needs: others' papers, and what wins on some data alone.
+
+The house imports nothing of this; `dpswd.public_client.methods.method_kinds` loads it when a method is asked for by
+name, and a script imports it. To add a method, add its file and its line here.
+"""
+
+from dpswd.public_client.published_methods.adapter import Adapter
+from dpswd.public_client.published_methods.all_weights import AllWeights, Rows
+from dpswd.public_client.published_methods.dp_dann import DpDann
+from dpswd.public_client.published_methods.dpda import Dpda
+from dpswd.public_client.published_methods.finetune import Finetune
+from dpswd.public_client.published_methods.pseudo_labels import PseudoLabels
+
+__all__ = ["Adapter", "AllWeights", "DpDann", "Dpda", "Finetune", "PseudoLabels", "Rows"]
+
+METHODS = (PseudoLabels, Adapter, AllWeights, Rows, DpDann, Finetune, Dpda)

@@ -1,0 +1,363 @@
+"""Labelled gradients: DP-SGD of the team's model on the hospital's labelled records, across the wire.
+
+The hospital sends the noised sum of clipped per-record gradients of the cross-entropy with its own labels
+(docs/privacy/labelled-gradients.md); Adam is here, or Newton's steps by the public source's curvature, or Fisher
+scoring where the team's classifier is nearly right. What the recipe sets (view, clip, rate, batch, steps) follows from
+the public source and from constants that were chosen beforehand: Adam's and scoring's on other data, Newton's on a part
+of MNIST (docs/ml-team/labelled.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
+from dpswd.public_client.published_methods.head_descent import HeadDescent
+from dpswd.public_client.published_methods.joint_scoring import MOST_WEIGHTS_TOGETHER, JointScoring
+from dpswd.public_client.published_methods.losses import gradient_term
+from dpswd.public_client.published_methods.newton import MOST_FEATURES, Newton, less_sure
+from dpswd.public_client.published_methods.public_view import folded, parted, viewed_head
+from dpswd.public_client.published_methods.scoring import MOST_WEIGHTS, Scoring
+from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
+    LABELLED_GRADIENT,
+    LabelledGradientDeclaration,
+    entropy_cotangents,
+)
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.sandbox.building import Extractor
+from dpswd.shared.sandbox.weights import weights_from_bytes
+
+_BATCH, _STEPS = 4096, 100
+"""Nearly as little noise for the signal as steps on all records have, in a tenth of their time."""
+_FULL_STEPS: Mapping[str, int] = {"scoring": 10, "newton": 20}
+"""On all records. Ten scorings were best in the mean of four ways to deal people, in one seed
+(docs/ml-team/labelled.md)."""
+_PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
+_CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6, "newton": 0.05}
+"""C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022);
+scoring counts with what the clip takes, as public features tell it; best where that is little. Newton's steps end
+where the clipped gradients cancel, so that C may be small: it is what half of the public records say with their own
+labels (Andrew and others 2021), or this share."""
+_POWERS: Mapping[str, float] = {"adam": 0.3, "scoring": 0.0, "newton": 0.5}
+"""Of an axis's variance by which its values are divided, times 1/2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(Method):
+    """DP-SGD of the classifier, or of more weights, on the hospital's labelled records.
+
+    Attributes:
+        trains: "classifier": its last linear layer alone, in the public source's own axes; "all": every weight of
+            extractor and classifier; else names of parameters or beginnings of names, separated by commas, such as
+            "extractor.7,classifier".
+        descent: "adam"; or, of the classifier alone and by a few steps on all records, "newton": by the curvature that
+            public records show (`newton`), which are then to vary as the hospital's do; or "scoring": each to the mean
+            of what the weights are by all gradients so far and the team's own classifier (`scoring`). For a hospital on
+            which that is nearly right.
+        own_models: of scoring: sites that share a training each get a model of their own, from their own labels and as
+            far as they prove alike from the others' (`joint_scoring`); else all get one. Their charges are the same.
+        learning_rate: of Adam on the classifier in its axes, at the start.
+        weight_rate: of weights that are trained as they are.
+        clip_norm: C; by default a share of the norms that public records with wrong labels would have.
+    """
+
+    name = "finetune"
+
+    descent: Literal["adam", "newton", "scoring"] = "adam"
+    learning_rate: float = 0.2
+    trains: str = "classifier"
+    weight_rate: float = 0.003
+    clip_norm: float | None = None
+    own_models: bool = True
+
+    def problems(self) -> list[str]:
+        """See `Method`."""
+        positive = ("weight_rate", *(("clip_norm",) if self.clip_norm is not None else ()))
+        named = [] if self.trains.strip(", ") else ["trains is empty; name parameters, or say classifier or all"]
+        words = not_one_of(self, "descent", ("adam", "newton", "scoring"))
+        if self.descent in _FULL_STEPS and (self.trains != "classifier" or self.averaging):
+            words.append(
+                f"descent is {self.descent}, which is of the classifier alone and averages by itself; leave trains "
+                "and averaging as they are"
+            )
+        return [*super().problems(), *not_positive(self, *positive), *named, *words]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return LABELLED_GRADIENT
+
+    def usual_size(self, description: Description) -> RunSize:
+        """See `Recipe`."""
+        if self.descent in _FULL_STEPS:
+            return RunSize(batch=description.records, steps=_FULL_STEPS[self.descent])
+        return RunSize(batch=_BATCH, steps=_STEPS)
+
+    def declaration(self, run: RunTerms) -> Payload:
+        """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's.
+
+        Raises:
+            InvalidValue: scoring or Newton's steps are asked for where some records have no label.
+        """
+        if self.descent in _FULL_STEPS and run.partly_labelled:
+            raise InvalidValue(
+                f"descent={self.descent!r} takes the released sum for that of all records, and some have no label "
+                "here: finetune with descent='adam', or take statistics"
+            )
+        clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
+        return LabelledGradientDeclaration(run.classes, ClippedSum(run.names, clip_norm, 2.0 * clip_norm * run.noise))
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """See `Recipe`."""
+        what = {"classifier": "the classifier", "all": "all weights"}.get(self.trains, self.trains)
+        return f"{what}, by gradients of the hospital's own labels"
+
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
+        """See `Method`, as far as the price goes: sizes are right, the classifier's axes are not yet.
+
+        Raises:
+            InvalidValue: the classifier is not given.
+        """
+        if classifier is None:
+            raise InvalidValue("finetune trains the classifier too; plan with extractor and classifier")
+        whole = self._whole(Model(extractor, classifier), None)
+        return Declarable.of(whole, record_shape, self._names(whole))
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> FinetuneRun:
+        """See `Method`; the module computes a score for each class, and all its parameters are trained."""
+        names = tuple(name for name, _ in extractor.named_parameters())
+        return FinetuneRun(curator, Declarable.of(extractor, plan.record_shape, names), plan)
+
+    def begin(self, group: Group, training: Training) -> None:
+        """See `Method`: one model for all sites of a group, or one for each."""
+        shape = group.record_shape()
+        whole = self._whole(training.model, training.features.cpu()).to(training.device)
+        classifier = whole.get_submodule("classifier")
+        stored = group.store.read("head") if group.store is not None else None
+        if stored is not None:  # what the runs were declared with, to the last bit
+            classifier.load_state_dict(stored["classifier"])
+        ready = Declarable.of(whole, shape, self._names(whole))
+        clip_norm = (
+            float(stored["clip_norm"]) if stored is not None else self.clip_norm or self._public_clip(ready, training)
+        )
+        if stored is None and group.store is not None:
+            sites = {site.name: _distinct(site) for site in group.sites}
+            group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm, "sites": sites})
+        settled = replace(self, clip_norm=clip_norm)
+        models = self._models(group, whole)
+        declared = {name: ready.of_copy(model) for name, model in models.items()}
+        group.charge_each(
+            lambda site: FinetuneRun(
+                site.curator, declared[site.name], replace(site.plan, method=settled), checkpoint=site.store
+            )
+        )
+        parts = {id(model): _parts(model) for model in models.values()}
+        for site in group.sites:  # copies: the source's own stays as it was
+            if site.lost is None or site.perhaps_charged:  # what it answered before it was lost still counts
+                site.model = parts[id(models[site.name])]
+
+    def fit(self, group: Group, training: Training) -> None:
+        """See `Method`."""
+        features = PublicStep(training.features)
+        optimizer = self._optimizer(group, training)
+
+        def heard(shares: Mapping[str, float]) -> None:
+            if isinstance(optimizer, JointScoring):
+                optimizer.shares = shares
+            elif isinstance(optimizer, HeadDescent):
+                optimizer.noise = _noise(group.sites, shares)
+
+        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging, heard=heard)
+        trained = {site.name: site.model for site in group.sites if site.model is not None}
+        done = {id(model): Model(model.extractor, folded(model.classifier)) for model in trained.values()}
+        for site in group.sites:
+            if site.name in trained:
+                site.model = done[id(trained[site.name])]
+
+    def _models(self, group: Group, whole: nn.Module) -> dict[str, nn.Module]:
+        """What each site's records go through, from records to scores: the same module, or a copy for each."""
+        if not self._joint(group):
+            return dict.fromkeys((site.name for site in group.sites), whole)
+        weights = sum(parameter.numel() for parameter in parted(whole.get_submodule("classifier"))[1].parameters())
+        if weights > MOST_WEIGHTS_TOGETHER:
+            raise InvalidValue(
+                f"the classifier has {weights} weights; models of several hospitals that learn from each other have "
+                f"at most {MOST_WEIGHTS_TOGETHER}: set own_models=False, or train for each hospital apart"
+            )
+        extractor, classifier = whole.get_submodule("extractor"), whole.get_submodule("classifier")  # one is trained
+        return {
+            site.name: nn.Sequential(OrderedDict(extractor=extractor, classifier=copy.deepcopy(classifier))).eval()
+            for site in group.sites
+        }
+
+    def _joint(self, group: Group) -> bool:
+        return self.descent == "scoring" and self.own_models and len(group.sites) > 1
+
+    def _optimizer(self, group: Group, training: Training) -> torch.optim.Optimizer:
+        if self.descent == "adam":
+            rate = self.learning_rate if self.trains == "classifier" else self.weight_rate
+            return torch.optim.Adam(group.live[0].run.parameters, lr=rate)
+        before, head = parted(_trained(group.live[0]).classifier)
+        with torch.no_grad():
+            features = before.eval()(training.features)
+        clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
+        if self._joint(group):
+            # Also of sites that are set aside or left out since: what they have said counts, and they may come back.
+            stored = group.store.read("head") if group.store is not None else None
+            named = {site.name: site for site in group.sites}
+            records = stored["sites"] if stored is not None else {name: _distinct(site) for name, site in named.items()}
+
+            def scoring(name: str) -> Scoring:
+                site = named.get(name)
+                return Scoring(
+                    copy.deepcopy(head) if site is None or site.model is None else parted(site.model.classifier)[1],
+                    features,
+                    records=records[name],
+                    noise=1.0 if site is None or site.opened is None else _noise([site], {name: 1.0}),
+                    clip_norm=clip_norm,
+                )
+
+            return JointScoring({name: scoring(name) for name in records})
+        shares = group.shares(group.live)
+        noise = _noise(group.live, shares)
+        if self.descent == "newton":
+            return Newton(head, features, noise=noise)
+        every = group.shares(group.sites)  # also where a training goes on without one of them
+        sampled = sum(every[site.name] ** 2 / _distinct(site) for site in group.sites)
+        return Scoring(head, features, records=1.0 / sampled, noise=noise, clip_norm=clip_norm)
+
+    def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
+        """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
+
+        Without features the axes are made up, which is enough for the price.
+        """
+        extractor, classifier = copy.deepcopy(model.extractor).cpu(), copy.deepcopy(model.classifier).cpu()
+        if self.trains == "classifier":
+            last = classifier[-1] if isinstance(classifier, nn.Sequential) else classifier
+            if not isinstance(last, nn.Linear):
+                raise InvalidValue(
+                    f"the classifier ends in {type(last).__name__}, no linear layer; finetune with trains='all', or "
+                    "name the parameters to train"
+                )
+            before = classifier[:-1] if isinstance(classifier, nn.Sequential) else nn.Identity()
+            with torch.no_grad():
+                shown = torch.eye(last.in_features) if features is None else before.eval()(features)
+            weights = last.out_features * (last.in_features + 1)
+            if self.descent == "scoring" and weights > MOST_WEIGHTS:
+                raise InvalidValue(
+                    f"the classifier has {weights} weights; scoring keeps a matrix of their square and takes at most "
+                    f"{MOST_WEIGHTS}: use descent='adam'"
+                )
+            if self.descent == "newton" and last.in_features > MOST_FEATURES:
+                raise InvalidValue(
+                    f"the classifier takes {last.in_features} features; Newton's steps keep a matrix of their square "
+                    f"and take at most {MOST_FEATURES}: use descent='adam'"
+                )
+            if self.descent == "newton" and features is not None:
+                last = less_sure(last, shown)
+            head = viewed_head(last, shown, power=_POWERS[self.descent])
+            classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
+        return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()
+
+    def _names(self, whole: nn.Module) -> tuple[str, ...]:
+        names = [name for name, _ in whole.named_parameters()]
+        if self.trains == "classifier":
+            return tuple(name for name in names if name.endswith(("head.weight", "head.bias")))
+        if self.trains == "all":
+            return tuple(names)
+        requested = tuple(word.strip() for word in self.trains.split(",") if word.strip())
+        unknown = [word for word in requested if not any(_begins(name, word) for name in names)]
+        if unknown:
+            raise InvalidValue(f"trains names {', '.join(unknown)}; the model's parameters are {', '.join(names)}")
+        return tuple(name for name in names if any(_begins(name, word) for word in requested))
+
+    def _public_clip(self, ready: Declarable, training: Training) -> float:
+        """A share of the median norm of public records' gradients, each with the label of another class.
+
+        For Newton's steps it is the median with their own labels, where that is more.
+        """
+        source = collect(training.source, most=max(1, _PUBLIC_NORMS // training.ranks.size))
+        graph = ready.graph
+        weights = weights_from_bytes(ready.weights, graph.tensor_shapes)
+        model = Extractor.from_graph(graph, weights, device=training.device)
+        forward = model.begin(source.images.to(training.device), ready.names)
+        labels = source.labels.to(training.device)
+
+        def median(labels: Tensor) -> float:
+            norms = forward.gradients(entropy_cotangents(forward.outputs, labels)).norm(dim=1)
+            return float(training.ranks.gather(norms).median())
+
+        share = _CLIP_SHARES[self.descent] * median((labels + 1) % graph.feature_dimension)
+        return max(share, median(labels) if self.descent == "newton" else 0.0, 1e-6)
+
+
+class FinetuneRun(ChargedRun):
+    """A run of labelled gradients; making it charges the whole run. See `ChargedRun`."""
+
+    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
+        """See `ChargedRun`."""
+        return LossGradientRequest(self.adapted_values())
+
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """A loss whose gradient is the released mean; its value says how long that is, less what is noise.
+
+        The estimate of the squared norm of the mean clipped gradient is unbiased, so it may be negative.
+        """
+        gradient = drawn.reply.gradient.to_tensor() / self.plan.batch_size  # (p,)
+        noise = self.declared.sum.sigma / self.plan.batch_size
+        length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
+        loss = gradient_term(self.parameters, gradient)
+        return AnsweredStep(drawn.number, loss, length, 1.0, drawn.request_id)
+
+
+def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:
+    """Deviation of each coordinate of the mean gradient of the sites that have a share in it."""
+    own = (shares[s.name] * s.run.declared.sum.sigma / s.plan.batch_size for s in sites if s.name in shares)
+    return math.hypot(*own)
+
+
+def _distinct(site: Site) -> int:
+    """Records of a site behind all its gradients together."""
+    return min(site.plan.batch_size * site.plan.steps, site.plan.records)
+
+
+def _parts(whole: nn.Module) -> Model:
+    return Model(whole.get_submodule("extractor"), whole.get_submodule("classifier"))
+
+
+def _trained(site: Site) -> Model:
+    assert site.model is not None, "installed when the run was opened"
+    return site.model
+
+
+def _begins(name: str, word: str) -> bool:
+    return name == word or name.startswith(word + ".")

@@ -1,0 +1,188 @@
+"""DP-Sinkhorn (Cao, Bie, Vahdat, Fidler, Kreis, NeurIPS 2021) on samples without replacement, rigorously priced.
+
+Each step the network draws n + n' records; the curator returns the clipped, noised gradient of the semi-debiased loss
+in the first n (docs/privacy/sinkhorn.md), which goes back through the network. The last n' are compared with generated
+records alone, so that their gradient is computed here.
+
+As in the released code: cost |.|_2^2 + m |.|_1 with one-hot labels times 15 appended, blur 0.05, p = n'/n = 0.2,
+batches of 50, classes drawn evenly, the whole gradient clipped to 0.5, its networks. Otherwise: normal latents in the
+place of uniform ones, and settings for short runs (width, rate, steps), which finish on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
+from dpswd.public_client.published_methods.generators.descent import Network, no_loss
+from dpswd.public_client.published_methods.generators.networks import Centred
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.noise.clipping import clip_records
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
+from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points
+from dpswd.shared.published_mechanisms.sinkhorn.transport import sinkhorn
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpSinkhorn(Network):
+    """The Sinkhorn loss's sanitized gradient in generated records, one a step.
+
+    Attributes:
+        points: n, generated records of a step that have a gradient.
+        fresh: n', further ones, with which they are compared among themselves.
+        label_weight: of the one-hot labels beside the features.
+        l1_weight: m.
+        blur: weight of the entropy.
+        iterations: of each coupling.
+        clip_norm: C, of the whole gradient.
+        clip_points: see `SinkhornDeclaration`.
+    """
+
+    name = "dp-sinkhorn"
+
+    points: int = 50
+    fresh: int = 10
+    label_weight: float = 15.0
+    l1_weight: float = 1.0
+    blur: float = 0.05
+    iterations: int = 100
+    clip_norm: float = 0.5
+    clip_points: bool = False
+
+    def problems(self) -> list[str]:
+        """See `GenerationMethod`."""
+        problems = [
+            *super().problems(),
+            *not_counts(self, "points", "iterations"),
+            *not_positive(self, "label_weight", "blur", "clip_norm"),
+        ]
+        if not 0 <= self.fresh <= self.points:
+            problems.append(f"fresh is {self.fresh!r}; allowed are 0 to the {self.points} points")
+        if not self.l1_weight >= 0.0:
+            problems.append(f"l1_weight is {self.l1_weight!r}; it must be 0 or more")
+        return problems
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return SINKHORN
+
+    def usual_size(self, description: Description) -> RunSize:
+        """See `Recipe`: the paper's batch; its some 200,000 steps take a GPU."""
+        return RunSize(batch=50, steps=1000)
+
+    def declaration(self, run: RunTerms) -> Payload:
+        """See `Recipe`."""
+        return SinkhornDeclaration(
+            classes=run.classes,
+            points=self.points,
+            fresh=self.fresh,
+            label_weight=self.label_weight,
+            l1_weight=self.l1_weight,
+            blur=self.blur,
+            iterations=self.iterations,
+            clip_norm=self.clip_norm,
+            sigma=2.0 * self.clip_norm * run.noise,
+            clip_points=self.clip_points,
+        )
+
+    def features(self, description: Description) -> nn.Module:
+        """See `GenerationMethod`: the values themselves, from -1 to 1."""
+        return Centred(self.low, self.high).eval()
+
+    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
+        """See `GenerationMethod`."""
+        return SinkhornRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
+
+    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+        """See `GenerationMethod`."""
+        assert isinstance(run, SinkhornRun), "this method opened it"
+        classes = run.plan.classes
+        features = features.to(fitting.device)
+
+        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep:
+            labels = torch.randint(classes, (self.points,), generator=own)
+            labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
+            made = self.drawn(trained, labels, classes, own, fitting.ranks)
+            points = self.features_on(features, made, run)
+            drawn = run.gradient(points, labels)
+            released = drawn.reply.gradient.to_tensor(device=fitting.device)
+            among = self._among(points.detach(), labels, classes)
+            points.backward(torch.cat([released, among]))  # type: ignore[no-untyped-call]
+            return drawn
+
+        trained = self.made(run, fitting)
+        self.descended(run, trained, step, fitting)
+        return self.finished(trained, run, (1.0 / classes,) * classes)
+
+    def _among(self, points: Tensor, labels: Tensor, classes: int) -> Tensor:
+        """The loss's gradient in the last n' points, (n', d): public, and clipped as in the paper's code."""
+        if not self.fresh:
+            return points[self.points :]
+        last = points[self.points :].double().requires_grad_()
+        label = partial(labelled_points, classes=classes, weight=self.label_weight)
+        every = label(torch.cat([points[: self.points].double(), last]), labels)
+        loss = -sinkhorn(
+            every[: self.points],
+            every[self.fresh :],
+            l1=self.l1_weight,
+            blur=self.blur,
+            iterations=self.iterations,
+        )
+        (gradient,) = torch.autograd.grad(loss, last)
+        return clip_records(gradient.reshape(1, -1), self.clip_norm).reshape(gradient.shape).to(points)
+
+
+class SinkhornRun(ChargedRun):
+    """A run of gradients in generated points; making it charges the whole run. See `ChargedRun`."""
+
+    _asked: SinkhornRequest | None = None
+
+    def gradient(self, points: Tensor, labels: Tensor) -> DrawnStep:
+        """Draws one charged step for generated points.
+
+        Args:
+            points: features (n + n', d) of generated records.
+            labels: their classes (n + n',).
+
+        Returns:
+            The step; its reply holds the gradient in the first n points.
+
+        Raises:
+            RunFinished: all declared steps are used.
+        """
+        self._asked = SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist()))
+        return self.draw()
+
+    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
+        """See `ChargedRun`.
+
+        Raises:
+            InvalidValue: no points were given.
+        """
+        if self._asked is None:
+            raise no_loss()
+        return self._asked
+
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """See `ChargedRun`.
+
+        Raises:
+            InvalidValue: always: a gradient is no loss.
+        """
+        raise no_loss()

@@ -1,0 +1,346 @@
+"""How far each class has moved, as far as noised sums of pseudo-labelled features tell.
+
+The model: the target's features are the source's, those of class c moved by m + e_c along the components, where
+m ~ N(0, t0^2) and e_c ~ N(0, t1^2) in every coordinate; coordinates of all classes grow by gains ~ N(0, tg^2); and
+classes may be more or less frequent, with log-weights ~ N(0, tw^2). What such a target's sums would be is computed with
+the source's own records and the team's own classifier, so its confusion of the classes, and how sure it is of them, are
+part of the model; around the last fit it is taken as linear (Gauss-Newton), until it settles. Everything is normal
+then: the posterior and the evidence of (t0, tg, t1, tw) and of a misfit kappa that no shift explains are closed forms,
+and the evidence chooses (empirical Bayes; MacKay 1992).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dpswd.public_client.published_methods.pseudo_label_sums import PseudoLabelSums
+from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.noise.feature_map import FeatureMap
+
+_ROUNDS = 12  # at most
+_SETTLED = 2.0  # nats, below which another round is not worth its time
+_SMALLEST_STEP = 1.0 / 64.0  # of a round's
+_STEP = 0.05  # of the differences that take the place of derivatives, in units of a source record's mean norm
+_PRIORS = {
+    "common": (0.0, 0.05, 0.1, 0.2, 0.4),
+    "gains": (0.0, 0.1, 0.3, 0.6),
+    "own": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),
+    "misfit": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),  # times the root mean square deviation of a record's values
+}
+"""Among which the evidence chooses."""
+_START = {"common": 0.1, "gains": 0.0, "own": 0.05, "misfit": 0.05}
+_FREQUENCIES = 1.0
+_OTHER_FREQUENCIES = (10.0, 0.1)
+"""By how much other frequencies must be likelier: nats, and a share of what shifts explain, which look like them."""
+_AGAINST_MISFIT = 3.0
+"""Nats for each released value that a misfit of one deviation is less likely beforehand. Of classes that keep apart
+each move changes sums of its own, just as a misfit would, so that evidence hardly tells them apart; that classes move
+is what is expected."""
+_RIVAL = 20.0  # nats, by which other frequencies may be less likely and still be what happened
+_NEARLY_NOTHING = 1e-6  # a prior deviation of 0, where it is divided by
+_JITTER = 1e-9
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was released of a mean over the target's records: R s + noise.
+
+    Attributes:
+        values: (q,).
+        rows: R, (q, D), of the mapped and clipped sums s over n.
+        deviation: of the noise on each value.
+        records: that the mean is over.
+    """
+
+    values: Tensor
+    rows: Tensor
+    deviation: float
+    records: int
+
+    @classmethod
+    def of(cls, releases: Sequence[SlicedReply], *, dimension: int, sigma: float, batch: int, records: int) -> Observed:
+        """From replies with one coefficient for each direction: sums along random directions, over the root of b.
+
+        With U^T = Q R the values Q^T y tell all that the releases tell.
+
+        Args:
+            releases: of all steps.
+            dimension: D.
+            sigma: of the noise on each coefficient.
+            batch: b of a step.
+            records: that the steps together have seen.
+        """
+        like = torch.zeros(1, dimension, dtype=torch.float64)
+        directions = torch.cat([release.directions(like) for release in releases], dim=1)  # (D, k)
+        means = torch.cat([release.values.to_tensor().double()[0] for release in releases])
+        q, r = torch.linalg.qr(directions.T)
+        root = math.sqrt(batch)
+        return cls(q.T @ means / root, r, sigma / root, records)
+
+    def again(self, mean: Tensor, misfit: Tensor, generator: torch.Generator) -> Observed:
+        """The release of another target, drawn anew, with mean (D,) and a misfit (D,)."""
+        noise = self.deviation * torch.randn(self.values.shape, generator=generator, dtype=torch.float64)
+        return replace(self, values=self.rows @ (mean + misfit) + noise)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The public side, in float64 on the processor.
+
+    Attributes:
+        features: (m, d).
+        labels: (m,).
+        sums: of features.
+        feature_map: of the sums, as the run declares it.
+    """
+
+    features: Tensor
+    labels: Tensor
+    sums: PseudoLabelSums
+    feature_map: FeatureMap
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self.dimension // self.sums.axes.out_features
+
+    @property
+    def components(self) -> int:
+        """R."""
+        return self.sums.axes.out_features - 1
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return len(self.feature_map.center)
+
+    def part(self, chosen: Tensor) -> Source:
+        """Some of the records."""
+        return replace(self, features=self.features[chosen], labels=self.labels[chosen])
+
+    def moved(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
+        """The records' features (m, d) moved by these values of shifts, by default by their mean."""
+        common, gains, own, _ = shifts.parts(values)
+        return self.sums.moved(self.features, self.labels, common + own, gains)
+
+    @torch.no_grad()
+    def added(self, features: Tensor) -> Tensor:
+        """(m, D): what records of these features add to the sums, mapped and clipped."""
+        return self.feature_map.clipped(self.sums(features))
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The posterior of how the target differs from the source.
+
+    Attributes:
+        mean: (P,), P = r + r + C r + C: what all classes share, gains, each class's own, log-weights of frequencies.
+        covariance: of these.
+        common, gains, own, frequencies, misfit: t0, tg, t1, tw and kappa.
+        doubt: the misfit of most evidence, were all as likely beforehand; moves of classes may look like it.
+        evidence: nats that they gain over the source as it is; 0 where nothing has changed.
+        classes: C.
+        rival: the posterior with other frequencies, where they explain the release about as well.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    common: float
+    gains: float
+    own: float
+    frequencies: float
+    misfit: float
+    doubt: float
+    evidence: float
+    classes: int
+    rival: Shifts | None = None
+
+    @classmethod
+    def none(cls, source: Source) -> Shifts:
+        """Those of a target that is the source's like."""
+        C, r = source.classes, source.components
+        values = torch.zeros(2 * r + C * r + C, dtype=torch.float64)
+        return cls(values, torch.diag(values), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, C)
+
+    @property
+    def kinds(self) -> tuple[int, int, int, int]:
+        """How many of the values are of each kind."""
+        r = (len(self.mean) - self.classes) // (self.classes + 2)
+        return r, r, self.classes * r, self.classes
+
+    def parts(self, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Common moves (r,), gains (r,), own moves (C, r) and log-weights (C,); by default of the mean."""
+        common, gains, own, frequencies = (self.mean if values is None else values).split_with_sizes(self.kinds)
+        return common, gains, own.reshape(self.classes, -1), frequencies
+
+    def weights(self, values: Tensor | None = None) -> Tensor:
+        """(C,) of each class's records."""
+        return self.parts(values)[3].exp()
+
+    def drawn(self, generator: torch.Generator) -> Tensor:
+        """Values (P,) from the posterior."""
+        spread, axes = torch.linalg.eigh(self.covariance)
+        normal = torch.randn(len(spread), generator=generator, dtype=torch.float64)
+        values: Tensor = self.mean + axes @ (spread.clamp(min=0.0).sqrt() * normal)
+        return values
+
+
+def spread(source: Source) -> Tensor:
+    """Root mean square deviation, over all coordinates, of what a record adds: the unit of a misfit."""
+    return source.added(source.features).var(dim=0).mean().sqrt()
+
+
+def fitted(source: Source, observed: Observed, *, frequencies: bool = True) -> Shifts:
+    """The posterior, at the hyperparameters with the most evidence.
+
+    Args:
+        source: public.
+        observed: what was released of the target.
+        frequencies: whether those of the classes may be other ones.
+    """
+    fit = _Fit(source, observed)
+    same = fit.settled(0.0)
+    if not frequencies:
+        return same
+    other = fit.settled(_FREQUENCIES)
+    nats, share = _OTHER_FREQUENCIES
+    if other.evidence - same.evidence > max(nats, share * same.evidence):
+        return other
+    return replace(same, rival=other) if other.evidence > same.evidence - _RIVAL else same
+
+
+class _Fit:
+    """One release beside one source, and what of it is chance.
+
+    Args:
+        source, observed: see `fitted`.
+
+    Attributes:
+        noise: (q, q), of everything that is no shift.
+        misfit: (q, q), what kappa = 1 adds.
+        nothing: log-likelihood of the source as it is.
+    """
+
+    def __init__(self, source: Source, observed: Observed) -> None:
+        self.source, self.observed = source, observed
+        still = source.added(source.features)
+        noise = observed.deviation**2 * torch.eye(len(observed.values), dtype=torch.float64)
+        # A mean over n target records, and over the source's own.
+        chance = torch.cov(still.T) * (1.0 / observed.records + 1.0 / len(still))
+        self.noise = noise + observed.rows @ chance @ observed.rows.T
+        self.misfit = float(still.var(dim=0).mean()) * observed.rows @ observed.rows.T
+        self.nothing = _log_likelihood(self.noise, observed.values - observed.rows @ still.mean(dim=0))
+
+    def settled(self, frequencies: float) -> Shifts:
+        """Rounds of Gauss-Newton, each with the hyperparameters that have the most evidence there (MacKay 1992)."""
+        shifts, chosen = Shifts.none(self.source), dict(_START)
+        for _ in range(_ROUNDS):
+            offset, slopes = self._linearised(shifts)
+            left = self.observed.values - offset
+            kinds = [part @ part.T for part in slopes.split_with_sizes(shifts.kinds, dim=1)]
+            nats, chosen, doubt = self._likeliest(kinds, left, chosen, frequencies)
+            deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
+            each = zip(shifts.kinds, deviations, strict=True)
+            prior = torch.cat([torch.full((n,), max(t, _NEARLY_NOTHING) ** 2, dtype=torch.float64) for n, t in each])
+            noise = self.noise + chosen["misfit"] ** 2 * self.misfit
+            weighed = slopes * prior  # (q, P)
+            gain = torch.linalg.solve(noise + weighed @ slopes.T, weighed)
+            mean, won = self._stepped(shifts, gain.T @ left, noise, prior)
+            if won == 0.0 and shifts.covariance.any():  # what was linear around the last mean does not lead further
+                break
+            covariance = torch.diag(prior) - weighed.T @ gain
+            shifts = Shifts(mean, covariance, *deviations, chosen["misfit"], doubt, nats - self.nothing, shifts.classes)
+            if won < _SETTLED:
+                break
+        return shifts
+
+    def _likeliest(
+        self, kinds: Sequence[Tensor], left: Tensor, chosen: dict[str, float], frequencies: float
+    ) -> tuple[float, dict[str, float], float]:
+        """Evidence of a linear model, and the likeliest hyperparameters: one after the other, until none changes.
+
+        Returns:
+            The evidence, the hyperparameters, and the misfit of the most evidence, whatever misfits are beforehand.
+        """
+        shared, gained, own, frequent = kinds
+        fixed = self.noise + frequencies**2 * frequent
+        seen: dict[tuple[float, ...], float] = {}
+
+        def evidence(tried: dict[str, float]) -> float:
+            key = tuple(tried.values())
+            if key not in seen:
+                more = zip((tried[name] for name in _PRIORS), (shared, gained, own, self.misfit), strict=True)
+                seen[key] = _log_likelihood(fixed + sum(t**2 * part for t, part in more), left)
+            return seen[key]
+
+        def likeliest(beforehand: float) -> dict[str, float]:
+            best, before = chosen, None
+            while best != before:
+                before = best
+                for name, values in _PRIORS.items():
+                    tried = [{**best, name: value} for value in values]
+                    best = max(tried, key=lambda each: evidence(each) - beforehand * each["misfit"])
+            return best
+
+        best = likeliest(_AGAINST_MISFIT * len(left))
+        return evidence(best), best, likeliest(0.0)["misfit"]
+
+    def _stepped(self, shifts: Shifts, goal: Tensor, noise: Tensor, prior: Tensor) -> tuple[Tensor, float]:
+        """As far towards a round's goal (P,) as the model itself becomes likelier, and by how many nats."""
+        root = torch.linalg.cholesky(noise)
+
+        def cost(values: Tensor) -> float:
+            left = self.observed.values - self.observed.rows @ self._expected(shifts, values)
+            white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
+            return 0.5 * float(white.square().sum() + (values.square() / prior).sum())
+
+        now, step = cost(shifts.mean), 1.0
+        while step >= _SMALLEST_STEP:
+            mean = shifts.mean + step * (goal - shifts.mean)
+            if (won := now - cost(mean)) > 0.0:
+                return mean, won
+            step /= 2.0
+        return shifts.mean, 0.0
+
+    def _weights(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
+        weights = shifts.weights(values)[self.source.labels]
+        return weights / weights.sum()
+
+    def _expected(self, shifts: Shifts, values: Tensor) -> Tensor:
+        """(D,): the mean of what a record of such a target adds."""
+        return self._weights(shifts, values) @ self.source.added(self.source.moved(shifts, values))
+
+    def _linearised(self, around: Shifts) -> tuple[Tensor, Tensor]:
+        """Around the mean of some shifts the released values are an offset (q,) + slopes (q, P) times the unknowns."""
+        source, C, r = self.source, around.classes, around.kinds[0]
+        weights = self._weights(around)
+        by_class = functional.one_hot(source.labels, C).double().T  # (C, m)
+        moved = source.added(source.moved(around))  # (m, D)
+        expected = weights @ moved
+        each, gained = [], []
+        for j in range(r):
+            towards = torch.zeros_like(around.mean)
+            towards[j] = _STEP
+            difference = (source.added(source.moved(around, around.mean + towards)) - moved) / _STEP
+            each.append(by_class @ (weights[:, None] * difference))  # (C, D)
+            difference = (source.added(source.moved(around, around.mean + towards.roll(r))) - moved) / _STEP
+            gained.append(weights @ difference)
+        own = torch.stack(each, dim=1)  # (C, r, D)
+        frequent = by_class @ (weights[:, None] * (moved - expected))
+        of_sums = torch.cat([own.sum(dim=0), torch.stack(gained), own.flatten(0, 1), frequent])  # (P, D)
+        slopes = self.observed.rows @ of_sums.T
+        return self.observed.rows @ expected - slopes @ around.mean, slopes
+
+
+def _log_likelihood(covariance: Tensor, residuals: Tensor) -> float:
+    """Of normal residuals (q,), but for a constant."""
+    scale = float(covariance.diagonal().mean())
+    root = torch.linalg.cholesky(covariance + _JITTER * scale * torch.eye(len(residuals), dtype=torch.float64))
+    white = torch.linalg.solve_triangular(root, residuals[:, None], upper=False)[:, 0]
+    return float(-0.5 * white @ white - root.diagonal().log().sum())

@@ -1,0 +1,371 @@
+"""One release of pseudo-labelled class sums: a classifier for a target whose classes have moved in feature space.
+
+The team's own classifier is a part of the uploaded graph, and the hospital sums what it takes the records for, times
+the first components of their features (`pseudo_label_sums`). A sum is what one quantile coefficient in each of many
+directions holds, so the mechanism is the ready one, without labels. How far each class has moved is a posterior
+(`pseudo_label_fit`); the extractor stays, and the classifier goes most of the way to what it learns on source features
+that moved alike, if that helps in worlds like the target (`pseudo_label_head`). Otherwise the model is kept as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.accuracy import features as features_of
+from dpswd.public_client.data.feature_maps import map_from_source
+from dpswd.public_client.data.progress import Reporter, reporting
+from dpswd.public_client.data.source import collect
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
+from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shifts, Source
+from dpswd.public_client.published_methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
+from dpswd.public_client.published_methods.pseudo_label_sums import (
+    PseudoLabelSums,
+    component_axes,
+    components_of,
+    made_axes,
+    whole,
+)
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.drawing import draw_all
+from dpswd.public_client.training.loop import Training, status, write_histories
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire import limits
+
+_log = logging.getLogger(__name__)
+
+UNCHANGED = "kept"
+_DIRECTIONS = 8  # for each released sum: more hardly tell more, for the same price
+_LEAST_RATIO = 200.0  # records over the noise's factor, below which shifts of classes drown
+_EPSILON_POWER = 1.2  # of the noise's fall, within 1.1 to 1.2 from epsilon 1 to 8: what is asked for then is enough
+_LEAST_EVIDENCE = 5.0  # nats
+_MOST_MISFIT = 0.1  # of the spread of what a record adds
+_MOST_DOUBT = 0.2  # of the same, where moves might be preferred to a misfit
+_SURE = 2.0  # standard errors of the gain
+_LEAST_GAIN = 0.5  # points: what real targets differ in besides costs about so much
+_LEAST_SHARE = 0.2  # of the errors, where there are few: a tight source's worlds are too easy, and so are their gains
+
+
+@dataclass(frozen=True, kw_only=True)
+class PseudoLabels(Method):
+    """Moves of the classes, from one noised sum of pseudo-labelled features; no labels are read.
+
+    Attributes:
+        components: of the source's features, along which classes are looked for; fewer with many classes.
+        least_classes: fewer are refused: with two, records that cross the boundary and a class that moved along it look
+            alike in the sums, and on such data it lost as often as it gained (docs/studies.md).
+        target_norm: the public map gives the source's summands this mean norm; records are clipped at 1/2.
+    """
+
+    name = "pseudo-labels"
+    suits = (
+        "for deep features of about 1,000 records or more, three classes or more, each moved its own way; else it keeps"
+    )
+    unpublished = (
+        "its release is of the classifier's sums along the source's components, which proposals and published "
+        "releases do not carry (a curator that serves answers it in one step)"
+    )
+
+    components: int = 16
+    least_classes: int = 3
+    target_norm: float = 0.35
+
+    def problems(self) -> list[str]:
+        """See `Method`."""
+        return [
+            *super().problems(),
+            *not_counts(self, "components", "least_classes"),
+            *not_positive(self, "target_norm"),
+        ]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return QUANTILES
+
+    def declaration(self, run: RunTerms) -> Payload:
+        """See `Recipe`: the first quantile coefficient is the sum of the projections over the root of b."""
+        most = min(limits.MAX_DIRECTIONS, limits.MAX_RELEASE_VALUES // run.batch)
+        directions = max(1, min(_DIRECTIONS * run.dimension, most))
+        return SlicedDeclaration(
+            directions=directions,
+            sigma=run.sliced_sigma(directions, 1),
+            coefficients=1,
+            feature_map=run.feature_map,
+        )
+
+    def adapts(self, record_shape: tuple[int, ...] | None) -> str:
+        """See `Recipe`."""
+        return "the classifier, on public features that moved as the target's classes did; the extractor stays"
+
+    def notes(self, plan: Plan) -> list[tuple[str, str]]:
+        """See `Recipe`; and whether so many records can tell anything."""
+        notes = super().notes(plan)
+        if plan.noise is not None and (words := _too_little(plan)):
+            notes.append(("", f"it will be refused: {words}"))
+        return notes
+
+    def worthless(self, plan: Plan) -> list[str]:
+        """See `Recipe`: with so few records for the noise the model would be kept whatever is released."""
+        words = _too_little(plan)
+        return [f"{words}. Nothing was spent"] if words else []
+
+    def declarable(
+        self,
+        extractor: nn.Module,
+        record_shape: tuple[int, ...],
+        own: nn.Module | None,
+        classifier: nn.Module | None = None,
+    ) -> Declarable:
+        """See `Method`, as far as the price goes: sizes are right, the components are not yet the source's.
+
+        Raises:
+            InvalidValue: the classifier is not given, has nothing to learn, or tells too few classes apart.
+        """
+        if classifier is None:
+            raise InvalidValue("pseudo-labels asks with the classifier too; plan with extractor and classifier")
+        if next(classifier.parameters(), None) is None:
+            raise InvalidValue(
+                "the classifier has no weights, and pseudo-labels learns nothing else: let the extractor end before "
+                "the last layer, and the classifier be that layer"
+            )
+        with torch.no_grad():
+            features = copy.deepcopy(extractor).cpu().eval()(torch.zeros(2, *record_shape))
+            classes = copy.deepcopy(classifier).cpu().eval()(features).shape[1]
+        if classes < self.least_classes:
+            raise InvalidValue(
+                f"the classifier tells {classes} classes apart; pseudo-labels needs {self.least_classes} at least: "
+                "take replay"
+            )
+        dimension = features.shape[1]
+        axes = made_axes(dimension, components_of(self.components, classes=classes, dimension=dimension))
+        return Declarable.of(whole(extractor, classifier, axes)[0], record_shape)
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
+        """See `Method`.
+
+        Raises:
+            InvalidValue: always: what is released is no loss to descend on.
+        """
+        raise InvalidValue(
+            "pseudo-labels fits its one release as a whole; use DomainAdaptation, or open another method"
+        )
+
+    def begin(self, group: Group, training: Training) -> None:
+        """See `Method`: one graph and one map for all sites."""
+        stored = group.store.read("axes") if group.store is not None else None
+        if stored is not None:  # what the runs were declared with, to the last bit
+            axes = nn.Linear(training.features.shape[1], len(stored["bias"]))
+            axes.load_state_dict(stored)
+            axes.requires_grad_(False)
+        else:
+            axes = self._axes(group, training)
+            if group.store is not None:
+                group.store.write("axes", axes.state_dict())
+        asked, sums = whole(training.model.extractor, training.model.classifier, axes)
+        with torch.no_grad():
+            feature_map = map_from_source(sums(training.features.cpu()), target_norm=self.target_norm)
+        ready = Declarable.of(asked, group.record_shape())
+        group.charge_each(
+            lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store)
+        )
+
+    def _axes(self, group: Group, training: Training) -> nn.Linear:
+        """Components along which the source spreads more than the noise on a mean of the least noised site."""
+        classes = _scores(training)
+        count = components_of(self.components, classes=classes, dimension=training.features.shape[1])
+        size = {"feature_dimension": classes * (count + 1), "gradient_parameters": 0}
+        ratio = max(_signal_to_noise(site.plan.for_model(**size)) for site in group.live)
+        return component_axes(training.features, count, least=1.0 / (ratio * self.target_norm))
+
+    def fit(self, group: Group, training: Training) -> None:
+        """See `Method`; each site's classifier is its own."""
+        for site in group.live:
+            training.record(site, 0, math.nan)
+
+        def drawn(site: Site) -> list[SlicedReply]:
+            with reporting(f"pseudo-labelled sums of {site.name}", site.plan.steps, shown=training.progress) as bar:
+                return draw_all(_run_of(site), site.store, bar)
+
+        releases = group.each(drawn)
+        shown = collect(training.source, most=max(1, self.source_records // training.ranks.size))
+        features = features_of(training.model.extractor, shown.images.to(training.device))
+        features = training.ranks.gather(features).cpu().double()
+        labels = training.ranks.gather(shown.labels.to(training.device)).cpu()
+        for site in group.live:
+            run = _run_of(site)
+            source = Source(features, labels, copy.deepcopy(run.sums).double(), run.declared_map)
+            own, plan = releases[site.name], site.plan
+            seen = min(plan.records, plan.batch_size * len(own))
+            facts = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
+            observed = Observed.of(own, dimension=source.dimension, **facts)
+            with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
+                delivered = training.ranks.share(partial(deliver, source, observed, seed=training.seed, bar=bar))
+                _install(site, delivered, training)
+                bar.tell(status(group))
+        write_histories(group)
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What a site is given.
+
+    Attributes:
+        classifier: in float64 on the processor; None where the model is kept.
+        reason: why, in words.
+    """
+
+    classifier: nn.Module | None
+    reason: str
+
+
+def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> Delivered:
+    """The classifier, or none: nothing has moved, or following it would not help.
+
+    Args:
+        source: public.
+        observed: what was released of the target.
+        seed: of the worlds.
+        bar: told of each step.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shifts = moved_fit(source, observed, generator)
+    bar.advance("fitted")
+    summary = _in_words(shifts)
+    if shifts.evidence < _LEAST_EVIDENCE:
+        return Delivered(None, f"the release is what the public source would give ({summary})")
+    if shifts.frequencies:
+        return Delivered(None, f"the classes' frequencies have changed ({summary}); replay follows them")
+    if shifts.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
+        return Delivered(None, f"the release does not fit classes that have moved ({summary})")
+    gain = expected_gain(source, observed, shifts, generator, advance=lambda: bar.advance("trying"))
+    tried = f"in worlds drawn from the fit {gain} ({summary})"
+    least = min(_LEAST_GAIN, _LEAST_SHARE * (100.0 - gain.best))
+    if gain.mean < max(least, _SURE * gain.error):
+        return Delivered(None, f"{tried}, which is no clear gain")
+    if shifts.rival is not None:
+        gain = expected_gain(source, observed, shifts.rival, generator, advance=lambda: None)
+        if gain.mean < -_SURE * gain.error:
+            return Delivered(
+                None,
+                f"{tried}; but other frequencies of the classes, with other moves, explain the release about as well, "
+                f"and there {gain}",
+            )
+    return Delivered(learned(source, shifts, generator), tried)
+
+
+def _in_words(shifts: Shifts) -> str:
+    return (
+        f"classes moved by {shifts.common:g} together and {shifts.own:g} each, in units of a feature's mean norm, with "
+        f"gains of {shifts.gains:g}; "
+        f"{shifts.evidence:.0f} nats for it; {shifts.misfit:g} of a record's deviation is unexplained, or "
+        f"{shifts.doubt:g} if moves were no likelier beforehand"
+    )
+
+
+def _signal_to_noise(plan: Plan) -> float:
+    """Records for one record's worth of noise: the inverse of the deviation on each number of a mean."""
+    assert plan.noise is not None, "known once the model is"
+    return plan.batch_size * math.sqrt(plan.steps) / plan.noise
+
+
+def _too_little(plan: Plan) -> str:
+    """Why a release of so many records with so much noise cannot tell, and what would do; empty where it may."""
+    ratio = _signal_to_noise(plan)
+    if ratio >= _LEAST_RATIO:
+        return ""
+    assert plan.noise is not None, "known once the model is"
+    records = math.ceil(_LEAST_RATIO * plan.noise / math.sqrt(plan.steps))
+    enough = plan.epsilon * (_LEAST_RATIO / ratio) ** _EPSILON_POWER
+    return (
+        f"{plan.batch_size} records with noise of {plan.noise:.2f} records tell too little of the classes ({ratio:.0f} "
+        f"to one; it takes {_LEAST_RATIO:.0f}), so the model would be kept: at epsilon {plan.epsilon:g} it takes "
+        f"{records} records. Ask for epsilon {enough:.2g} or so, or take replay"
+    )
+
+
+def _install(site: Site, delivered: Delivered, training: Training) -> None:
+    classifier = training.model.classifier
+    if delivered.classifier is not None:
+        like = next(classifier.parameters())
+        classifier = delivered.classifier.to(device=like.device, dtype=like.dtype)
+    else:
+        site.outcome = UNCHANGED
+    site.model = Model(training.model.extractor, classifier)
+    site.finding = delivered.reason
+    (_log.info if delivered.classifier is not None else _log.warning)(
+        "%s: %s; %s", site.name, site.outcome, site.finding
+    )
+    site.steps = site.plan.steps
+    training.record(site, site.steps, math.nan)
+
+
+class SumsRun(ChargedRun):
+    """A run of pseudo-labelled sums; making it charges the whole run.
+
+    Args:
+        sums: the end of the graph.
+        feature_map: of the sums.
+        curator, ready, plan, checkpoint: see `ChargedRun`.
+    """
+
+    def __init__(
+        self,
+        curator: Curator,
+        ready: Declarable,
+        plan: Plan,
+        sums: PseudoLabelSums,
+        feature_map: FeatureMap,
+        *,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.sums = sums
+        super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
+
+    @property
+    def declared_map(self) -> FeatureMap:
+        """The public map that the run declares; of a run that goes on, not what would be chosen now."""
+        declared: FeatureMap | None = self.declared.feature_map
+        assert declared is not None, "declared when the run was opened"
+        return FeatureMap(declared.center.cpu().double(), declared.scale.cpu().double())
+
+    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
+        """See `ChargedRun`."""
+        return SlicedRequest()
+
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """See `ChargedRun`.
+
+        Raises:
+            InvalidValue: always: the sums are no loss.
+        """
+        raise InvalidValue("pseudo-labelled sums are no loss to descend on")
+
+
+def _run_of(site: Site) -> SumsRun:
+    assert isinstance(site.run, SumsRun), "this method opened it"
+    return site.run
+
+
+def _scores(training: Training) -> int:
+    """C, of the team's classifier."""
+    with torch.no_grad():
+        return int(training.model.classifier(training.features[:2]).shape[1])

@@ -1,0 +1,239 @@
+"""The published methods on a mock curator with real records: what is charged, learned, repeated, refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from dpswd import MockCurator, mock_description
+from dpswd.public_client.cli.main import main
+from dpswd.public_client.generation import generation_kinds
+from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.plans.plan import make_plan
+from dpswd.public_client.published_methods.generators import (
+    DpMerf,
+    DpSinkhorn,
+    DpSwd,
+    DpSwdQuantiles,
+    SlicedDistributions,
+)
+from dpswd.public_client.published_methods.generators.random_features import FourierFeatures
+from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
+from dpswd.shared.core.privacy.events import BoundedSum, ClippedVector, RowProjections
+from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
+
+D, CLASSES, RECORDS = 4, 2, 2000
+MEANS = np.array([[-0.6, -0.6, 0.5, 0.0], [0.6, 0.2, -0.5, 0.0]])
+SMALL = {"network": "dense", "latent": 4, "width": 8}
+
+
+def records(seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.choice(CLASSES, size=RECORDS, p=(0.5, 0.5))
+    values = np.clip(MEANS[labels] + 0.1 * rng.normal(size=(RECORDS, D)), -1.0, 1.0)
+    return values.astype(np.float32), labels
+
+
+def curator(*, epsilon=200.0):
+    values, labels = records()
+    description = mock_description(records=RECORDS, record_shape=(D,), epsilon=epsilon, delta=1e-5, classes=CLASSES)
+    return MockCurator(description, records=values, labels=labels, randomness=np.random.default_rng(0).bytes)
+
+
+def fitted(where, method, *, epsilon, steps=None, **options):
+    plan, quote = plan_generator(where, method, epsilon=epsilon, steps=steps)
+    assert quote.fits
+    return generate(where, plan, device="cpu", progress=False, **options)
+
+
+def means(generator, count=2000):
+    x, y = generator.sample(count, seed=3)
+    return np.stack([x[y == c].mean(dim=0).numpy() for c in range(CLASSES)])
+
+
+SINKHORN = DpSinkhorn(**SMALL, points=20, fresh=5, iterations=15, learning_rate=0.03, averaging=0.9, label_weight=3.0)
+
+
+@pytest.mark.long
+def test_dp_sinkhorn_learns_the_classes_is_charged_once_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    where = curator()
+    generator = fitted(where, SINKHORN, epsilon=100.0, steps=80)
+    (charge,) = where.charges
+    assert 80.0 < charge.epsilon <= 100.0
+    assert generator.shares == (0.5, 0.5)
+    assert np.abs(means(generator) - MEANS).max() < 0.2, means(generator)
+    assert "generated points" in generator.facts["releases"]
+
+    # A process that dies in the middle of a run sends the same bytes again, goes on, and is not charged again.
+    other, sent = curator(), []
+    exchange = type(other).exchange
+
+    def dying(self, method, request, **options):
+        if method == "DrawStep":
+            sent.append(request.SerializeToString())
+            if len(sent) == 3:
+                raise KeyboardInterrupt
+        return exchange(self, method, request, **options)
+
+    monkeypatch.setattr(type(other), "exchange", dying)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(other, SINKHORN, epsilon=100.0, steps=5, directory=tmp_path / "run")
+    ended = fitted(other, SINKHORN, epsilon=100.0, steps=5, directory=tmp_path / "run")
+    assert len(other.charges) == 1
+    assert len(sent) == 6
+    assert sent[3] == sent[2]
+    assert len(set(sent)) == 5
+    again = fitted(other, SINKHORN, epsilon=100.0, steps=5, directory=tmp_path / "run")
+    assert len(sent) == 6
+    torch.testing.assert_close(again.sample(20)[0], ended.sample(20)[0])
+
+
+@pytest.mark.long
+def test_dp_swd_learns_the_classes_by_quantiles_of_labelled_records_and_draws_rows_by_the_same_way():
+    where = curator()
+    made = DpSwdQuantiles(**SMALL, directions=30, learning_rate=0.03, averaging=0.9)
+    generator = fitted(where, made, epsilon=20.0, steps=80)
+    (charge,) = where.charges
+    assert 16.0 < charge.epsilon <= 20.0
+    assert generator.shares == (0.5, 0.5)
+    assert np.abs(means(generator) - MEANS).max() < 0.35, means(generator)
+    assert "with their labels" in generator.facts["releases"]
+
+    # Rows need thousands of steps: their noise is on every record's every projection.
+    where = curator()
+    generator = fitted(where, DpSwd(**SMALL, directions=6), epsilon=20.0, steps=3)
+    (charge,) = where.charges
+    assert charge.epsilon <= 20.0
+    assert generator.facts["releases"].startswith("noisy projections of every record in 6 directions")
+    assert generator.sample(5)[0].shape == (5, D)
+
+
+@pytest.mark.long
+def test_dp_merf_learns_classes_and_shares_from_one_release():
+    where = curator()
+    method = DpMerf(**SMALL, frequencies=100, updates=400, learning_rate=0.01)
+    generator = fitted(where, method, epsilon=5.0)
+    assert [run.run.size.steps for run in where.charges] == [1]
+    assert np.abs(means(generator) - MEANS).max() < 0.15, means(generator)
+    assert np.abs(np.array(generator.shares) - 0.5).max() < 0.05
+
+
+@pytest.mark.long
+def test_sliced_distributions_learn_classes_shares_and_shapes_from_one_release():
+    """The last value is in two modes, which neither means nor second moments tell; the classes are not even."""
+    rng = np.random.default_rng(1)
+    labels = (rng.random(RECORDS) < 0.2).astype(np.int64)
+    values = MEANS[labels] + 0.05 * rng.normal(size=(RECORDS, D))
+    values[:, 3] = rng.choice([-0.7, 0.7], size=RECORDS) + 0.05 * rng.normal(size=RECORDS)
+    description = mock_description(records=RECORDS, record_shape=(D,), epsilon=10.0, delta=1e-5, classes=CLASSES)
+    values, noise = values.clip(-1, 1).astype(np.float32), np.random.default_rng(0).bytes
+    where = MockCurator(description, records=values, labels=labels, randomness=noise)
+    method = SlicedDistributions(**SMALL, typical=0.6, directions=24, updates=400, learning_rate=0.01)
+    generator = fitted(where, method, epsilon=5.0)
+    assert [run.run.size.steps for run in where.charges] == [1]
+    x, y = generator.sample(4000, seed=3)
+    made = np.stack([x[y == c].mean(dim=0).numpy() for c in range(CLASSES)])
+    assert np.abs(made - MEANS)[:, :3].max() < 0.15, made
+    assert np.abs(np.array(generator.shares) - (0.8, 0.2)).max() < 0.05
+    last = x[:, 3].abs()
+    assert float(((last > 0.4) & (last < 1.0)).float().mean()) > 0.7  # a normal law of the same spread: 0.42
+
+
+def test_what_is_declared_is_what_the_papers_need():
+    described = mock_description(records=60_000, record_shape=(1, 28, 28), epsilon=10.0, delta=1e-5, classes=10)
+    paper = DpSinkhorn()
+    plan = make_plan(described, paper, epsilon=10.0, steps=100).for_model(feature_dimension=784, gradient_parameters=0)
+    declared, (part,) = plan.declared(), plan.event().step.parts
+    assert isinstance(declared, SinkhornDeclaration)
+    assert isinstance(part, ClippedVector)
+    assert (declared.points, declared.fresh, declared.blur, declared.label_weight) == (50, 10, 0.05, 15.0)
+    assert (part.values, part.clip_norm, plan.batch_size) == (50 * 784, 0.5, 50)
+    plan = make_plan(described, DpSwd(), epsilon=10.0, steps=100).for_model(
+        feature_dimension=784, gradient_parameters=0
+    )
+    (part,) = plan.event().step.parts
+    assert isinstance(part, RowProjections)
+    # The label is inside of the row: the price is that of 784 + 10 dimensions, clipped together.
+    assert (part.feature_dimension, part.directions, plan.batch_size) == (794, 1000, 100)
+    plan = make_plan(described, DpMerf(), epsilon=1.0).for_model(feature_dimension=2000, gradient_parameters=0)
+    declared, (part,) = plan.declared(), plan.event().step.parts
+    assert isinstance(declared, StatisticsDeclaration)
+    assert isinstance(part, BoundedSum)
+    assert part.sensitivity == pytest.approx(2.0)
+    assert (declared.count_weight, declared.moment_weight, declared.centring) == (1.0, 0.0, 0.0)
+
+
+def test_fourier_features_have_one_norm_and_the_kernels_inner_products():
+    """Monte Carlo over 20,000 frequencies: a false alarm beyond 7 deviations has a probability below 1e-11."""
+    x = torch.tensor([[0.0, 0.0, 0.0], [0.3, -0.2, 0.4], [2.0, 1.0, 0.0]])
+    phi = FourierFeatures(3, 20_000, 1.5, seed=1)(x) / 0.5
+    torch.testing.assert_close(phi.norm(dim=1), torch.ones(3), rtol=1e-4, atol=1e-4)
+    kernel = torch.exp(-torch.cdist(x, x).square() / (2 * 1.5**2))
+    torch.testing.assert_close(phi @ phi.T, kernel, rtol=0.0, atol=7 / 20_000**0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("dp-sinkhorn", {"fresh": 51}),
+        ("dp-sinkhorn", {"blur": 0.0}),
+        ("dp-sinkhorn", {"low": 1.0, "high": 0.0}),
+        ("dp-sinkhorn", {"network": "large"}),
+        ("dp-swd", {"label_weight": 0.5}),
+        ("dp-swd", {"release": "critic"}),
+        ("dp-swd-quantiles", {"coefficients": 0}),
+        ("dp-merf", {"scale": -1.0}),
+        ("dp-merf", {"updates": 0}),
+        ("sliced-distributions", {"window": 0.0}),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(name, wrong):
+    with pytest.raises(InvalidValue, match=next(iter(wrong))):
+        generation_kinds()[name](**wrong)
+
+
+def test_without_labels_nothing_is_offered():
+    description = mock_description(records=RECORDS, record_shape=(D,), epsilon=5.0, delta=1e-5)
+    for method in (SINKHORN, DpMerf(), DpSwd(), DpSwdQuantiles(), SlicedDistributions()):
+        with pytest.raises(InvalidValue, match="declares no classes"):
+            plan_generator(MockCurator(description), method, epsilon=1.0)
+
+
+def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
+    description = mock_description(records=300, record_shape=(D,), epsilon=20.0, delta=1e-5, classes=CLASSES)
+    file, out = tmp_path / "description.json", tmp_path / "generator.safetensors"
+    file.write_text(json.dumps(description.to_json()))
+    settings = ["network=dense", "points=10", "fresh=2", "iterations=10"]
+    arguments = ["generate", "--method", "dp-sinkhorn", "--dry-run", str(file), "--epsilon", "5", "--steps", "3"]
+    arguments += [word for setting in settings for word in ("--setting", setting)]
+    result = CliRunner().invoke(main, [*arguments, "--out", str(out), "--format", "json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)["facts"]
+    assert facts["method"]["name"] == "dp-sinkhorn"
+    assert facts["steps"] == 3
+    assert out.exists()
+
+
+def test_methods_survive_plans():
+    for method in (replace(SINKHORN, l1_weight=3.0), DpMerf(scale=0.2), DpSwd(directions=7), DpSwdQuantiles()):
+        assert type(method).from_json(method.to_json()) == method
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("name", ["dp-merf", "dp-sinkhorn", "dp-swd", "dp-swd-quantiles"])
+def test_each_method_fits_and_draws_on_a_device(name, tmp_path):
+    """A step's latents, labels, released values and the run's public map lie on one device."""
+    where, method = curator(), generation_kinds()[name](**SMALL)
+    plan, _ = plan_generator(where, method, epsilon=20.0, steps=None if name == "dp-merf" else 3)
+    generator = generate(where, plan, device="cuda", progress=False)
+    x, _ = generator.sample(50, seed=1)
+    assert x.shape == (50, D)
+    assert x.isfinite().all()
+    generator.save(tmp_path / "generator.safetensors")
