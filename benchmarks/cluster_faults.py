@@ -1,4 +1,4 @@
-"""A live curator with a cluster under faults: ``python -m benchmarks.cluster_faults --faults 40``.
+"""A live curator with a cluster under faults: ``python -m benchmarks.cluster_faults --faults 40 --seeds 0``.
 
 On this machine, by the operator's commands: a curator, a scheduler and two nodes that a supervisor starts again, and
 the team's client over mutual TLS. In the middle of a step something happens, drawn by seed: the scheduler, the courier
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import functools
 import mmap
 import os
 import random
@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Row, Rows, options
 from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.private_curator.storage.certificates import make_cluster_members
 from dpswd.public_client.curator.stub import Curator
@@ -46,6 +47,7 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
+RESULTS = Path(__file__).parent / "results" / "cluster-faults.json"
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -405,12 +407,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
+    options(parser, RESULTS, seeds=(0,))
     chosen = parser.parse_args()
-    with live(chosen.records) as site:
-        figures = tried(site, count=chosen.faults, seed=chosen.seed)
-    command = f"python -m benchmarks.cluster_faults --faults {chosen.faults} --records {chosen.records}"
-    print(json.dumps({"command": f"{command} --seed {chosen.seed}", **figures}, indent=1))
+    every = [{"seed": seed, "asked": chosen.faults, "records": chosen.records} for seed in chosen.seeds]
+    Rows(RESULTS, chosen.results).run([(asked, functools.partial(measured, **asked)) for asked in every])
+
+
+def measured(*, seed: int, asked: int, records: int) -> Row:
+    """One campaign."""
+    with live(records) as site:
+        return tried(site, count=asked, seed=seed)
 
 
 if __name__ == "__main__":

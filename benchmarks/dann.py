@@ -1,6 +1,6 @@
 """DP-DANN's figures: accuracy before and after, by epsilon and seed.
 
-``python -m benchmarks.dann --data digits --epsilon 1 --epsilon 3 --seeds 0,1`` prints a table. The client's code is the
+``python -m benchmarks.dann --data digits --epsilons 1 3 --seeds 0,1`` prints a table. The client's code is the
 product's; the curator's part of a step (sample, per-record gradients, clip, sum, noise) runs in this process by the
 same functions, without a service, a signed ledger or paced replies, so that many seeds take minutes and not hours.
 tests/end_to_end/test_evaluation.py trains over the real service.
@@ -8,24 +8,25 @@ tests/end_to_end/test_evaluation.py trains over the real service.
 
 from __future__ import annotations
 
-import statistics
+import argparse
+import functools
 from pathlib import Path
 
-import click
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.records import numbers
+from benchmarks.records import Row, Rows, mean_and_deviation, options
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.data.accuracy import accuracy
-from dpswd.public_client.data.datasets import load_task
+from dpswd.public_client.data.datasets import Task, load_task
 from dpswd.public_client.experiments.approaches import Problem, approach
 from dpswd.public_client.experiments.file import read_experiment
-from dpswd.public_client.experiments.start import train_source_model
+from dpswd.public_client.experiments.start import SourceModel, train_source_model
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.sites import ALONE
 
+RESULTS = Path(__file__).parent / "results" / "dann.json"
 DELTA = 1e-5
 _SOURCE_EPOCHS = {"digits": 40, "mnist-usps": 2, "usps-mnist": 16}
 
@@ -49,44 +50,50 @@ def in_process(records: Tensor, *, epsilon: float, seed: int) -> MockCurator:
     )
 
 
-@click.command()
-@click.option("--data", type=click.Choice(list(_SOURCE_EPOCHS)), default="digits", show_default=True)
-@click.option("--data-dir", type=click.Path(path_type=Path), default=None, help="Folder with mnist.npz and usps16.npz.")
-@click.option("--epsilon", "epsilons", type=float, multiple=True, default=(1.0, 3.0), show_default=True)
-@click.option("--seeds", callback=lambda _, __, words: numbers(words), default="0,1,2,3,4", show_default=True)
-@click.option("--steps", type=int, default=200, show_default=True)
-def main(data: str, data_dir: Path | None, epsilons: tuple[float, ...], seeds: tuple[int, ...], steps: int) -> None:
-    """Prints a table of accuracies in percent, one line for each epsilon."""
+@functools.cache
+def _trained(data: str, data_dir: Path | None, seed: int) -> tuple[Task, SourceModel]:
     task = load_task(data, data_dir=data_dir)
-    reached: dict[float, list[float]] = {epsilon: [] for epsilon in epsilons}
-    before: list[float] = []
-    for seed in seeds:
-        settings = read_experiment(None, {"device": "cpu", "source.epochs": _SOURCE_EPOCHS[data]})
-        model = train_source_model(settings, task, seed=seed, progress=False)
-        before.append(model.accuracy)
-        for epsilon in epsilons:
-            problem = Problem(
-                model.extractor,
-                model.classifier,
-                model.loader,
-                hospital=Hospital(in_process(task.target.images, epsilon=epsilon, seed=seed)),
-                wishes={"epsilon": epsilon, "steps": steps},
-                seed=seed,
-                device="cpu",
-                progress=False,
-            )
-            adapted = approach("dp-dann").train(problem).models[ALONE]
-            reached[epsilon].append(accuracy(adapted.extractor, adapted.classifier, task.target))
-            click.echo(f"seed {seed} epsilon {epsilon:g}: {model.accuracy:.1f} -> {reached[epsilon][-1]:.1f}", err=True)
-    click.echo("| method | accuracy |\n|---|---|")
-    click.echo(f"| source only | {_summary(before)} |")
-    for epsilon, values in reached.items():
-        click.echo(f"| DP-DANN, epsilon {epsilon:g} | {_summary(values)} |")
+    settings = read_experiment(None, {"device": "cpu", "source.epochs": _SOURCE_EPOCHS[data]})
+    return task, train_source_model(settings, task, seed=seed, progress=False)
 
 
-def _summary(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
+def measured(data: str, data_dir: Path | None, *, epsilon: float, steps: int, seed: int) -> Row:
+    """Accuracies in percent, before and after."""
+    task, model = _trained(data, data_dir, seed)
+    problem = Problem(
+        model.extractor,
+        model.classifier,
+        model.loader,
+        hospital=Hospital(in_process(task.target.images, epsilon=epsilon, seed=seed)),
+        wishes={"epsilon": epsilon, "steps": steps},
+        seed=seed,
+        device="cpu",
+        progress=False,
+    )
+    adapted = approach("dp-dann").train(problem).models[ALONE]
+    return {"source": model.accuracy, "adapted": accuracy(adapted.extractor, adapted.classifier, task.target)}
+
+
+def main() -> None:
+    """Prints a table of accuracies in percent, one line for each epsilon."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=list(_SOURCE_EPOCHS), default="digits")
+    parser.add_argument("--data-dir", type=Path, default=None, help="folder with mnist.npz and usps16.npz")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=(1.0, 3.0))
+    parser.add_argument("--steps", type=int, default=200)
+    options(parser, RESULTS, seeds=range(5))
+    asked = parser.parse_args()
+    every = [{"epsilon": epsilon, "steps": asked.steps, "seed": s} for s in asked.seeds for epsilon in asked.epsilons]
+    jobs = [
+        ({"data": asked.data, **each}, functools.partial(measured, asked.data, asked.data_dir, **each))
+        for each in every
+    ]
+    rows = Rows(RESULTS, asked.results).run(jobs)
+    before = {row["seed"]: row["source"] for row in rows}
+    print(f"| method | accuracy |\n|---|---|\n| source only | {mean_and_deviation([*before.values()])} |")
+    for epsilon in asked.epsilons:
+        after = [row["adapted"] for row in rows if row["epsilon"] == epsilon]
+        print(f"| DP-DANN, epsilon {epsilon:g} | {mean_and_deviation(after)} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Two live curators on one PostgreSQL with a synchronous standby, under faults that are drawn by seed.
 
-    python -m benchmarks.database_faults [--minutes 25] [--seed 1] [--results FILE]
+    python -m benchmarks.database_faults [--minutes 25] [--seeds 1] [--results FILE]
 
 Both servers and both curators are processes of their own; three clients open runs and draw steps over mutual TLS, each
 request from either curator, and repeat it with its id until it is answered. `Site.faults` names the faults: all of
@@ -19,8 +19,8 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import itertools
-import json
 import logging
 import random
 import signal
@@ -51,6 +51,7 @@ from drawn_steps import new_step, parameters
 from postgres_proxy import Network
 from postgres_server import DATABASE, ROLE, PostgresServer
 
+RESULTS = Path(__file__).parent / "results" / "database-faults.json"
 TEAMS = ("north", "east", "south")
 EPSILON, PATIENCE_S = 9000.0, 180.0
 REFUSED = "put back to an older state"
@@ -510,17 +511,17 @@ def tried(*, minutes: float, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=25.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=None, help="a JSON file to which the figures are added")
+    parser.add_argument("--minutes", type=float, default=25.0, help="of each seed")
+    records.options(parser, RESULTS, seeds=(1,))
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     logging.getLogger("dpswd").setLevel(logging.ERROR)  # what clients are told is counted
-    figures = {"seed": chosen.seed, **tried(minutes=chosen.minutes, seed=chosen.seed)}
-    print(json.dumps(figures, indent=1))
-    if chosen.results is not None:
-        records.append(chosen.results, figures)
-    sys.exit(bool(figures["violations"]))
+    jobs = [
+        ({"seed": seed, "asked_minutes": chosen.minutes}, functools.partial(tried, minutes=chosen.minutes, seed=seed))
+        for seed in chosen.seeds
+    ]
+    rows = records.Rows(RESULTS, chosen.results).run(jobs)
+    sys.exit(any(row["violations"] for row in rows))
 
 
 if __name__ == "__main__":

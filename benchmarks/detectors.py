@@ -1,6 +1,7 @@
 """Can requests whose sample has a chosen record be told from those without, by the clock?
 
-    python -m benchmarks.detectors [--pairs 100000] [--planted 0.03] [--seconds 1500]
+    python -m benchmarks.detectors run [--pairs 100000] [--planted 0.03] [--seconds 1500] [--seeds 0]
+    python -m benchmarks.detectors summary [--results FILE]     # adds up all rows of a file, of whatever runs
 
 The attack on the time of a reply: number i of a record is broadcast into many numbers of every trouble (negative,
 saturating, huge, missing), and one operation is applied to them. With zero in its place the operation meets zeros. Of
@@ -12,16 +13,21 @@ A distinguisher is given more than a client has: of each request the processor t
 how many quanta the reply left. From a quarter of an operation's pairs it learns which of the two is later; of the
 others it says which request had the record. Where time does not depend on the record each answer is a fair coin,
 whatever else the machine does. The same distinguisher gets pairs without the record of which one is made longer by
---planted. --seconds ends early, every operation with as many pairs as it had by then.
+--planted. --seconds ends early, every operation with as many pairs as it had by then. Some pairs of one operation are a
+row, written when they are asked: a run that was stopped goes on, and more seeds add to it. Hours.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,6 +36,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from benchmarks.operation_times import CASES, Case, weights_of
+from benchmarks.records import Job, Row, Rows, options, read
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
@@ -42,12 +49,13 @@ from dpswd.shared.sandbox.graph import ExtractorGraph, Node
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 from dpswd.shared.sandbox.weights import weights_to_bytes
 
+RESULTS = Path(__file__).parent / "results" / "detectors.jsonl"
 INPUTS = 8
 """Numbers of a record."""
 FEATURES = 4
 _TROUBLES = torch.tensor([1.0, 1.0, 100.0, -1e30, 3e38])
 _LEARNED = 4  # of so many twos of pairs the first is learned from
-_ROUND = 50  # pairs of one operation before the next one has its turn
+_ROUND = 50  # pairs of one operation before the next one has its turn; they are a row
 
 
 @dataclass(frozen=True)
@@ -144,17 +152,64 @@ class Verdict:
         return f"{self.right} of {self.pairs} right, {share:.4f} (error {error:.4f}), p = {self.pvalue:.2g}"
 
 
-def judge(seen: Seen, generator: np.random.Generator) -> Verdict:
-    """Learns from a quarter of the pairs whether the record makes a reply later or earlier, and answers for the others.
+@dataclass(frozen=True)
+class Counts:
+    """What a verdict needs of pairs; those of several runs add up, and the verdict is that of one run with all pairs.
 
-    Different quanta decide; of equal ones the worker's time; of equal times a coin.
+    Attributes:
+        learned_seconds: of the pairs to learn from: how many times the record took longer, less how many times not.
+        learned_quanta: the same of quanta.
+        later_quanta: of the other pairs: those in which the record's reply left later.
+        earlier_quanta: and earlier.
+        longer: of equal quanta, those in which the record took longer.
+        shorter: and less long.
+        coins_right: where nothing differed.
+        coins: of all of these.
     """
-    later = np.sign(seen[:, 1] - seen[:, 0])  # (pairs, 2)
+
+    learned_seconds: int = 0
+    learned_quanta: int = 0
+    later_quanta: int = 0
+    earlier_quanta: int = 0
+    longer: int = 0
+    shorter: int = 0
+    coins_right: int = 0
+    coins: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Learned is whether the record makes a reply later or earlier."""
+        by_quanta = self.earlier_quanta if self.learned_quanta < 0 else self.later_quanta
+        by_seconds = self.shorter if self.learned_seconds < 0 else self.longer
+        others = self.later_quanta + self.earlier_quanta + self.longer + self.shorter + self.coins
+        return Verdict(by_quanta + by_seconds + self.coins_right, others)
+
+
+def counted(seen: Seen, generator: np.random.Generator) -> Counts:
+    """A quarter of the pairs are learned from.
+
+    Of the others different quanta decide; of equal ones the worker's time; of equal times a coin.
+    """
+    later = np.sign(seen[:, 1] - seen[:, 0]).astype(int)  # (pairs, 2)
     learned = np.arange(len(seen)) // 2 % _LEARNED == 0  # with gradients and without
-    seconds, quanta = later[~learned].T * np.where(later[learned].sum(axis=0) < 0, -1, 1)[:, None]
-    answers = np.where(quanta != 0, quanta, seconds)
-    coins = generator.choice([-1.0, 1.0], len(answers))
-    return Verdict(int((np.where(answers != 0, answers, coins) > 0).sum()), len(answers))
+    (seconds, quanta), coins = later[~learned].T, generator.choice([-1, 1], int((~learned).sum()))
+    equal = quanta == 0
+    tossed = equal & (seconds == 0)
+    return Counts(
+        *map(int, later[learned].sum(axis=0)),
+        *(int((quanta == sign).sum()) for sign in (1, -1)),
+        *(int((equal & (seconds == sign)).sum()) for sign in (1, -1)),
+        int((coins[tossed] > 0).sum()),
+        int(tossed.sum()),
+    )
+
+
+def judge(seen: Seen, generator: np.random.Generator) -> Verdict:
+    """Learns from a quarter of the pairs whether the record makes a reply later or earlier; answers for the others."""
+    return counted(seen, generator).verdict
 
 
 def planted(seen: Seen, share: float, generator: np.random.Generator) -> Seen:
@@ -229,55 +284,85 @@ class Watched:
             return worker.processor_seconds() - begun
 
 
+def asked(
+    pool: WorkerPool, case: Case, numbers: Sequence[int], generator: np.random.Generator, *, targets: int = 1
+) -> Seen:
+    """So many pairs of one operation; every other one with gradients."""
+    requests = Watched(pool, case, generator, targets=targets)
+    return np.array([requests.pair(gradients=bool(number % 2)) for number in numbers])
+
+
 def watched(
-    pool: WorkerPool,
-    cases: Sequence[Case],
-    *,
-    pairs: int,
-    generator: np.random.Generator,
-    targets: int = 1,
-    until: Callable[[], bool] = lambda: False,
+    pool: WorkerPool, cases: Sequence[Case], *, pairs: int, generator: np.random.Generator, targets: int = 1
 ) -> dict[str, Seen]:
-    """Pairs of every operation, some at a time, until each has so many or `until` says so."""
-    seen: dict[str, list[NDArray[np.float64]]] = {case.name: [] for case in cases}
-    for begun in range(0, pairs, _ROUND):
+    """Pairs of every operation, some at a time."""
+    seen: dict[str, list[Seen]] = {case.name: [] for case in cases}
+    for numbers in (range(begun, min(pairs, begun + _ROUND)) for begun in range(0, pairs, _ROUND)):
         for case in cases:
-            if until():
-                break
-            requests = Watched(pool, case, generator, targets=targets)
-            numbers = range(begun, min(pairs, begun + _ROUND))
             sys.stderr.write(f"\r{case.name:26} {numbers.stop} of {pairs} pairs of each case")
-            seen[case.name] += [requests.pair(gradients=bool(number % 2)) for number in numbers]
-    return {name: np.array(times) for name, times in seen.items() if times}
+            seen[case.name].append(asked(pool, case, numbers, generator, targets=targets))
+    return {name: np.concatenate(times) for name, times in seen.items()}
 
 
-def main() -> int:
+def measured(pool: WorkerPool, number: int, *, seed: int, turn: int, share: float) -> Row:
+    """One operation's turn: what verdicts need of its pairs, and of those with a delay of this share."""
+    generator = np.random.default_rng((seed, turn, number))
+    seen = asked(pool, CASES[number], range(_ROUND), generator)
+    return {
+        "pairs": len(seen),
+        "after_the_first_quantum": int((seen[:, :, 1] > 1).sum()),
+        "record": asdict(counted(seen, generator)),
+        "delay": asdict(counted(planted(seen, share, generator), generator)),
+    }
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Verdicts for each operation and for all, of all rows; those with another planted delay by themselves."""
+    lines = []
+    for share in sorted({row["planted"] for row in rows}):
+        those = [row for row in rows if row["planted"] == share]
+        counts: dict[str, dict[str, Counts]] = defaultdict(lambda: {"record": Counts(), "delay": Counts()})
+        for row, kind in itertools.product(those, ("record", "delay")):
+            counts[row["case"]][kind] += Counts(**row[kind])
+        for name, each in sorted(counts.items()):
+            later = sum(row["after_the_first_quantum"] for row in those if row["case"] == name)
+            verdicts = f"the record: {each['record'].verdict}; planted: {each['delay'].verdict}"
+            lines.append(f"{name:26} {verdicts}; {later} replies after the first quantum")
+        record, delay = (
+            sum((each[kind].verdict for each in counts.values()), Verdict()) for kind in ("record", "delay")
+        )
+        lines.append(f"{sum(row['pairs'] for row in those)} pairs of {len(counts)} cases. The record: {record}")
+        lines.append(f"{share:.0%} planted: {delay}")
+    return "\n".join(lines)
+
+
+def main() -> None:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=100_000, help="of all operations together")
+    parser.add_argument("command", choices=("run", "summary"), nargs="?", default="run")
+    parser.add_argument("--pairs", type=int, default=100_000, help="of all operations together and of each seed")
     parser.add_argument("--planted", type=float, default=0.03, help="share of its time that a request takes longer")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which the search ends")
+    options(parser, RESULTS, seeds=(0,))
     arguments = parser.parse_args()
-    generator, ends = np.random.default_rng(), time.monotonic() + arguments.seconds
+    if arguments.command == "summary":
+        print(summary(read(arguments.results or RESULTS)) or f"no rows in {arguments.results or RESULTS}")
+        return
     pool = WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 30, seconds=120.0), workers=1)
+
+    def job(seed: int, turn: int, number: int) -> Job:
+        settings = {"case": CASES[number].name, "seed": seed, "turn": turn, "planted": arguments.planted}
+        return settings, functools.partial(measured, pool, number, seed=seed, turn=turn, share=arguments.planted)
+
+    turns = range(-(-arguments.pairs // (len(CASES) * _ROUND)))
+    rows = Rows(RESULTS, arguments.results)
     try:
-        each = -(-arguments.pairs // len(CASES))
-        measured = watched(pool, CASES, pairs=each, generator=generator, until=lambda: time.monotonic() > ends)
+        cells = itertools.product(arguments.seeds, turns, range(len(CASES)))
+        rows.run(itertools.starmap(job, cells), minutes=arguments.seconds / 60.0)
     finally:
         pool.close()
-    records, delays = Verdict(), Verdict()
-    for name, seen in sorted(measured.items()):
-        record = judge(seen, generator)
-        delay = judge(planted(seen, arguments.planted, generator), generator)
-        later = int((seen[:, :, 1] > 1).sum())
-        sys.stdout.write(f"{name:26} the record: {record}; planted: {delay}; {later} replies after the first quantum\n")
-        records, delays = records + record, delays + delay
-    pairs = sum(map(len, measured.values()))
-    sys.stdout.write(
-        f"{pairs} pairs of {len(measured)} cases. The record: {records}\n{arguments.planted:.0%} planted: {delays}\n"
-    )
-    return 0
+    print(summary(read(rows.path)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

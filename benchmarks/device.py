@@ -1,6 +1,6 @@
 """Steps and their noise on a CUDA device beside the CPU of the same machine; without a device it says so.
 
-    python -m benchmarks.device [--seconds 8] [--page docs/reference/device-cost.md]
+    python -m benchmarks.device [--seconds 8] [--page docs/reference/device-cost.md] [--results FILE]
 
 * The noise alone: OpenSSL's keystream and the table on the CPU; the same integers by tensor operations and by one
   Triton kernel on the device. Both end with the integers where the step needs them.
@@ -11,12 +11,13 @@
 * Steps on the device over sizes of data: time, memory and bytes.
 
 Without a CUDA device the device's columns are the integer tensor operations on the CPU: slow, and a check that they
-run.
+run. Takes no seeds: what is drawn moves no figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import platform
@@ -28,8 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.device_cases import CLASSES, CPU, Case, Ready, features, in_turn
-from benchmarks.device_sizes import size_lines
+from benchmarks.device_cases import CLASSES, CPU, Case, Ready, features, in_turn, name_of
+from benchmarks.device_sizes import sizes
+from benchmarks.records import Row, Rows, options, table, written
 from benchmarks.worker import lenet
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.sandbox.pool import WorkerPool
@@ -47,6 +49,7 @@ from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.sandbox.building import compute_in_full_float32
 
+RESULTS = Path(__file__).parent / "results" / "device.json"
 NOISE_VALUES = (1 << 14, 1 << 18, 1 << 22, 1 << 24)
 _WORKER_BYTES = 16 << 30
 _ADAPTED = ClippedSum(("3.weight", "3.bias"), clip_norm=0.1, sigma=1.0)
@@ -74,13 +77,13 @@ def _keys() -> Callable[[int], bytes]:
     return lambda size: bytes([next(numbers)]) * size
 
 
-def noise_lines(device: torch.device, seconds: float) -> list[str]:
-    """Table of the noise alone."""
+def noise(rows: Rows, device: torch.device, seconds: float) -> str:
+    """The noise alone."""
     kinds = {"tensor operations": DeviceSampler(device, fused=False)}
     own = DeviceSampler(device)
     if own.fused:
         kinds["one kernel"] = own
-    table = grid_gaussian_table()
+    grid = grid_gaussian_table()
 
     def on(sampler: DeviceSampler, count: int) -> Callable[[], object]:
         def call() -> None:
@@ -89,51 +92,69 @@ def noise_lines(device: torch.device, seconds: float) -> list[str]:
 
         return call
 
-    lines = [
-        f"| values | CPU, ns a value | {' | '.join(f'{kind}, ns | CPU / it' for kind in kinds)} |",
-        "| --- |" + " --- |" * (1 + 2 * len(kinds)),
-    ]
-    for count in NOISE_VALUES:
-        calls: dict[str, Callable[[], object]] = {
-            "CPU": lambda count=count: table.sample(Keystream(os.urandom(KEY_BYTES)), count)
-        }
+    def measured(count: int) -> Row:
+        calls: dict[str, Callable[[], object]] = {"CPU": lambda: grid.sample(Keystream(os.urandom(KEY_BYTES)), count)}
         calls |= {kind: on(sampler, count) for kind, sampler in kinds.items()}
         times = in_turn(calls, seconds / 4)
-        cells = [f"{count:,}", f"{1e9 * times['CPU'] / count:.2f}"]
-        for kind in kinds:
-            cells += [f"{1e9 * times[kind] / count:.3f}", f"{times['CPU'] / times[kind]:.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    return lines
+        figures = {f"{name} ns": 1e9 * spent / count for name, spent in times.items()}
+        return figures | {f"CPU over {kind}": times["CPU"] / times[kind] for kind in kinds}
+
+    found = rows.run(
+        [
+            ({"measure": "noise", "device": name_of(device), "values": count}, functools.partial(measured, count))
+            for count in NOISE_VALUES
+        ],
+        again=True,
+    )
+    columns = {"values": "{values:,}", "CPU, ns a value": "{CPU ns:.2f}"}
+    for kind in kinds:
+        columns |= {f"{kind}, ns": f"{{{kind} ns:.3f}}", f"CPU / {kind}": f"{{CPU over {kind}:.1f}}"}
+    return table(found, columns)
 
 
-def step_lines(device: torch.device, seconds: float) -> list[str]:
-    """Table of whole steps."""
-    lines = [
-        "| step | CPU | device | CPU / device | with a worker process | integers that differ | by at most |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def steps(rows: Rows, device: torch.device, seconds: float) -> str:
+    """Whole steps."""
     here, there = LocalEngine(device=CPU), LocalEngine(device=device)
     settings = WorkerSettings(device=device.type, threads=0, memory_bytes=_WORKER_BYTES, seconds=300.0)
     pool = WorkerPool(settings, workers=1)
-    for case in CASES:
+
+    def measured(case: Case) -> Row:
         ready = Ready.of(case)
         lab = replace(ready.lab, noise=DeviceNoise(device), device=device, draw=draw_on(device))
-        calls: dict[str, Callable[[], object]] = {
-            "CPU": lambda ready=ready: ready.step(here, ready.lab),
-            "device": lambda ready=ready, lab=lab: ready.step(there, lab),
-            "worker": lambda ready=ready, lab=lab: ready.step(pool, lab),
-        }
-        times = in_turn(calls, seconds)
-        cells = [case.name, f"{1e3 * times['CPU']:.1f} ms", f"{1e3 * times['device']:.1f} ms"]
-        cells += [f"{times['CPU'] / times['device']:.1f}", f"{1e3 * times['worker']:.1f} ms"]
-        cells += _differences(ready, here, there, device)
-        lines.append(f"| {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
+        times = in_turn(
+            {
+                "cpu_ms": lambda: ready.step(here, ready.lab),
+                "device_ms": lambda: ready.step(there, lab),
+                "worker_ms": lambda: ready.step(pool, lab),
+            },
+            seconds,
+        )
+        differ, most = _differences(ready, here, there, device)
         here.close()
         there.close()
+        return {
+            **{name: 1e3 * spent for name, spent in times.items()},
+            "ratio": times["cpu_ms"] / times["device_ms"],
+            "differ": differ,
+            "at_most": most,
+        }
+
+    named = {"measure": "step", "device": name_of(device)}
+    jobs = [({**named, "step": case.name}, functools.partial(measured, case)) for case in CASES]
+    found = rows.run(jobs, again=True)
     pool.close()
-    return lines
+    return table(found, _STEP_COLUMNS)
+
+
+_STEP_COLUMNS = {
+    "step": "{step}",
+    "CPU": "{cpu_ms:.1f} ms",
+    "device": "{device_ms:.1f} ms",
+    "CPU / device": "{ratio:.1f}",
+    "with a worker process": "{worker_ms:.1f} ms",
+    "integers that differ": "{differ}",
+    "by at most": "{at_most}",
+}
 
 
 def _differences(ready: Ready, here: LocalEngine, there: LocalEngine, device: torch.device) -> tuple[str, str]:
@@ -167,7 +188,6 @@ noise has the CPU's bits for the same key ([noise](../privacy/noise.md#on-a-devi
 ## The noise alone
 
 {noise}
-
 Without Triton (tensor operations) noise on the device takes longer than on the CPU.
 
 ## Whole steps
@@ -176,7 +196,6 @@ Medians; the CPU's column has {threads} torch threads. The first two columns are
 "in-process"`). With a worker process, the default, records, features and gradients go through the host's memory.
 
 {steps}
-
 The last two columns compare the two releases of the same key and directions.
 
 ## By size
@@ -184,30 +203,29 @@ The last two columns compare the two releases of the same key and directions.
 Steps on the device, in one process; records are features already. Memory is the largest that torch had allocated. Class
 sums take the time of reading and copying the records. `{command}` prints smaller sizes too.
 
-{sizes}
-"""
+{sizes}"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=8.0, help="for each line, at least")
     parser.add_argument("--page", type=Path, help="a Markdown file for the page")
+    options(parser, RESULTS)
     arguments = parser.parse_args()
     compute_in_full_float32()
     device = resolve_device("auto")
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "NO CUDA DEVICE, its path on the CPU"
-    machine = f"{where}; {platform.machine()} with {os.cpu_count()} cores, torch {torch.__version__}"
+    machine = f"{name_of(device)}; {platform.machine()} with {os.cpu_count()} cores, torch {torch.__version__}"
     print(machine, flush=True)
+    rows, seconds = Rows(RESULTS, arguments.results), arguments.seconds
     page = _PAGE.format(
-        command=f"python -m benchmarks.device --seconds {arguments.seconds:g}",
+        command=f"python -m benchmarks.device --seconds {seconds:g}",
         machine=machine,
-        noise="\n".join(noise_lines(device, arguments.seconds)),
-        steps="\n".join(step_lines(device, arguments.seconds)),
-        sizes="\n".join(size_lines(device, arguments.seconds / 4)),
+        noise=noise(rows, device, seconds),
+        steps=steps(rows, device, seconds),
+        sizes=sizes(rows, device, seconds / 4),
         threads=torch.get_num_threads(),
     )
-    if arguments.page is not None:
-        arguments.page.write_text(page, encoding="utf-8")
+    written(page, arguments.page)
 
 
 if __name__ == "__main__":

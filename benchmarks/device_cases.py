@@ -55,6 +55,11 @@ class Case:
     declared: Payload
 
 
+def name_of(device: torch.device) -> str:
+    """For a person."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "NO CUDA DEVICE, its path on the CPU"
+
+
 def features() -> nn.Module:
     """Records that are features already."""
     return nn.Sequential(nn.Flatten())

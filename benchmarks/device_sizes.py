@@ -6,12 +6,14 @@ and told as such; its memory does not grow. A sorted release reads at most 65,53
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
-from benchmarks.device_cases import CLASSES, Case, Ready, features, in_turn
+from benchmarks.device_cases import CLASSES, Case, Ready, features, in_turn, name_of
+from benchmarks.records import Job, Row, Rows, table
 from dpswd.private_curator.steps.device_noise import noise_for
 from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
@@ -37,41 +39,44 @@ def _linear_cases(d: int) -> Iterator[Case]:
         yield Case("class sums, C = 10", features, (d,), n, n, "class_statistics", declared)
 
 
-def size_lines(device: torch.device, seconds: float) -> list[str]:
+_COLUMNS = {
+    "release": "{release}",
+    "d": "{d:,}",
+    "k": "{k}",
+    "records of the step": "{records:,}",
+    "time": "{time}",
+    "device memory": "{memory_mib}",
+    "reply": "{reply_bytes:,} B",
+}
+
+
+def sizes(rows: Rows, device: torch.device, seconds: float) -> str:
     """Table over sizes for the page; all of them are printed."""
-    lines = [
-        "| release | d | k | records of the step | time | device memory | reply |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
     engine = LocalEngine(device=device)
 
-    def measured(case: Case) -> tuple[float, str, str]:
+    def measured(case: Case) -> Row:
         ready = Ready.of(case)
         lab = replace(ready.lab, noise=noise_for(device), device=device, draw=draw_on(device))
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         spent = in_turn({"step": lambda: ready.step(engine, lab)}, seconds)["step"]
-        peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+        peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
         size = len(ready.step(engine, lab))
         engine.close()
-        return spent, f"{peak:,.0f} MiB" if peak else "", f"{size:,} B"
+        return {"step_s": spent, "memory_mib": peak, "reply_bytes": size}
 
-    def add(case: Case, records: str, time: str, peak: str, size: str) -> None:
+    def job(case: Case) -> Job:
         k = getattr(case.declared, "directions", "")
-        line = f"| {case.name} | {case.shape[0]:,} | {k} | {records} | {time} | {peak} | {size} |"
-        print(line, flush=True)
-        if case.shape[0] >= _ON_THE_PAGE:
-            lines.append(line)
+        sized = {"release": case.name, "d": case.shape[0], "k": k, "records": case.batch}
+        return {"measure": "size", "device": name_of(device), **sized}, functools.partial(measured, case)
 
-    for case in _sorted_cases():
-        spent, peak, size = measured(case)
-        add(case, f"{case.batch:,}", f"{1e3 * spent:.1f} ms", peak, size)
+    found = [row | {"time": f"{1e3 * row['step_s']:.1f} ms"} for row in rows.run(map(job, _sorted_cases()), again=True)]
     for d in _LINEAR:
-        points = []
-        for case in _linear_cases(d):
-            spent, peak, size = measured(case)
-            points.append((case.batch, spent))
-        (few, short), (many, long) = points
-        far = long + (_FARTHEST - many) * (long - short) / (many - few)
-        add(case, f"{_FARTHEST:,}", f"*{far:,.0f} s, extrapolated*", peak, size)
-    return lines
+        few, many = rows.run(map(job, _linear_cases(d)), again=True)
+        slope = (many["step_s"] - few["step_s"]) / (many["records"] - few["records"])
+        far = many["step_s"] + (_FARTHEST - many["records"]) * slope
+        found.append(many | {"records": _FARTHEST, "time": f"*{far:,.0f} s, extrapolated*"})
+    for row in found:
+        row["memory_mib"] = "" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f} MiB"
+    print(table(found, _COLUMNS))
+    return table((row for row in found if row["d"] >= _ON_THE_PAGE), _COLUMNS)

@@ -1,28 +1,33 @@
 """Time of per-record features and gradients: one vmapped pass against a loop over the records.
 
-    python -m benchmarks.extractor [--records 512] [--threads 1] [--device cpu]
+    python -m benchmarks.extractor [--records 512] [--threads 1] [--device cpu] [--seeds 0]
 
 The extractor is the DP-SWD paper's digits network (28 x 28, 320 features) with the target-side adapter of 112 numbers,
 and the same network with all its weights declared. Each figure is the best of five, in seconds for the whole batch:
-processor time on a CPU, so that other work on the machine does not count, and wall time on a GPU.
+processor time on a CPU, so that other work on the machine does not count, and wall time on a GPU. Seeds draw weights
+and records. A minute.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.records import Job, Row, Rows, options
 from dpswd.public_client.extractor.adapter_layers import adapter_parameter_names
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.public_client.published_methods.adapting import adapt_for_target
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 
+RESULTS = Path(__file__).parent / "results" / "extractor.json"
 SHAPE = (1, 28, 28)
 
 
@@ -63,7 +68,15 @@ def loop(module: nn.Module, records: Tensor, cotangents: Tensor, names: list[str
     return torch.stack(rows)
 
 
-def report(title: str, module: nn.Module, names: list[str], records: Tensor, device: str) -> None:
+def measured(network: str, *, count: int, device: str, seed: int) -> Row:
+    """Seconds of each way, and the largest relative error of the first eight records' gradients."""
+    torch.manual_seed(seed)
+    records = torch.rand(count, *SHAPE).to(device)
+    module: nn.Module = Digits().to(device)
+    names = [name for name, _ in module.named_parameters()]
+    if network == "adapter":
+        module = adapt_for_target(module, SHAPE)
+        names = adapter_parameter_names(module)
     graph = trace(module, SHAPE)
     extractor = Extractor.from_graph(graph, module_weights(module, graph), device=device)
     features = extractor.features(records)
@@ -74,13 +87,16 @@ def report(title: str, module: nn.Module, names: list[str], records: Tensor, dev
 
     expected = loop(module, records[:8], features[:8], names)
     actual = step()
-    error = float((actual[:8] - expected).abs().max() / expected.abs().max())
-    print(f"{title}: {actual.shape[1]} parameters, {len(records)} records, largest relative error {error:.1e}")
-    print(f"  features                       {best(lambda: extractor.features(records), device=device):.4f}")
-    gradients = best(step, device=device)
-    print(f"  features, then gradients       {gradients:.4f}   (begin, gradients: one forward pass)")
+    gradients = best(step, device=device)  # begin, gradients: one forward pass
     looped = best(lambda: loop(module, records, features, names), device=device, repeats=2)
-    print(f"  loop over the records          {looped:.4f}   ({looped / gradients:.1f} times the gradients' time)")
+    return {
+        "parameters": actual.shape[1],
+        "relative_error": float((actual[:8] - expected).abs().max() / expected.abs().max()),
+        "features_s": best(lambda: extractor.features(records), device=device),
+        "features_and_gradients_s": gradients,
+        "loop_over_records_s": looped,
+        "loop_over_gradients": looped / gradients,
+    }
 
 
 def main() -> None:
@@ -88,14 +104,17 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options(parser, RESULTS, seeds=(0,))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    records = torch.rand(arguments.records, *SHAPE).to(arguments.device)
-    module = Digits().to(arguments.device)
-    adapted = adapt_for_target(module, SHAPE)
-    report("adapter", adapted, adapter_parameter_names(adapted), records, arguments.device)
-    report("all weights", module, [name for name, _ in module.named_parameters()], records, arguments.device)
+    count, device = arguments.records, arguments.device
+
+    def job(network: str, seed: int) -> Job:
+        settings = {"network": network, "records": count, "threads": arguments.threads, "device": device, "seed": seed}
+        return settings, functools.partial(measured, network, count=count, device=device, seed=seed)
+
+    jobs = [job(network, seed) for seed in arguments.seeds for network in ("adapter", "all weights")]
+    Rows(RESULTS, arguments.results).run(jobs, again=True)
 
 
 if __name__ == "__main__":

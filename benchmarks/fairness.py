@@ -1,18 +1,19 @@
 """What a client that floods costs another: steps a second of a good client, alone and beside it, in pairs.
 
-    python -m benchmarks.fairness [--pairs 12] [--seconds 4] [--threads 60] [--json]
+    python -m benchmarks.fairness [--pairs 12] [--seconds 4] [--threads 60]
 
 A curator in a process of its own, as `dpswd-curator serve` starts it, real sockets and certificates. The good client
 draws steps one after the other. The other is registered as well, has a connection for each of its threads, and
 repeats at once whatever it is answered or refused: descriptions, or steps of a run of its own. It runs at the lowest
-priority, because its machine is not the hospital's. Alone and beside take turns; the median over pairs counts.
+priority, because its machine is not the hospital's. Alone and beside take turns; the median over pairs counts. Four
+minutes. Takes no seeds: what it draws moves no figure.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import functools
 import os
 import statistics
 import subprocess
@@ -26,9 +27,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Row, Rows, machine, options, table
+
+RESULTS = Path(__file__).parent / "results" / "fairness.json"
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "end_to_end")]
 KINDS = ("Describe", "DrawStep")
+COLUMNS = {
+    "the flood": "{flood}",
+    "its requests a second": "{flood_requests_a_second:.0f}",
+    "steps a second alone": "{alone:.1f}",
+    "beside": "{beside:.1f}",
+    "share (lowest, highest)": "{share:.2f} ({lowest:.2f}, {highest:.2f})",
+}
 
 
 def main() -> None:
@@ -36,22 +47,24 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--threads", type=int, default=60)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--flood", nargs=4, metavar=("ADDRESS", "CREDENTIALS", "KIND", "THREADS"), help=argparse.SUPPRESS
     )
+    options(parser, RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.flood:
         address, credentials, kind, threads = arguments.flood
         _flood(address, Path(credentials), kind, int(threads))
         return
-    figures = measured(pairs=arguments.pairs, seconds=arguments.seconds, threads=arguments.threads)
-    sys.stdout.write(json.dumps(figures, indent=1) + "\n" if arguments.json else _table(figures))
+    asked = {"pairs": arguments.pairs, "each_s": arguments.seconds, "threads": arguments.threads}
+    jobs = [({"flood": kind, **asked}, functools.partial(measured, kind, **asked)) for kind in KINDS]
+    rows = Rows(RESULTS, arguments.results).run(jobs, again=True)
+    sys.stdout.write(table(rows, COLUMNS))
 
 
-def measured(*, pairs: int, seconds: float, threads: int) -> dict[str, dict[str, float]]:
-    """By kind of flood: the good client's rate alone and beside, and the median of its share over the pairs."""
+def measured(kind: str, *, pairs: int, each_s: float, threads: int) -> Row:
+    """Of one kind of flood: the good client's rate alone and beside, and the median of its share over the pairs."""
     from curator_process import CuratorProcess
     from raw_client import RawClient
 
@@ -64,8 +77,8 @@ def measured(*, pairs: int, seconds: float, threads: int) -> dict[str, dict[str,
         try:
             with RawClient(curator.address, credentials=curator.credentials("good")) as good:
                 run = opened(good)
-                _rate(good, run, seconds)
-                return {kind: _kind(curator, good, run, kind, pairs, seconds, threads) for kind in KINDS}
+                _rate(good, run, each_s)
+                return {"machine": machine(), **_kind(curator, good, run, kind, pairs, each_s, threads)}
         finally:
             curator.stop()
 
@@ -155,19 +168,6 @@ def _flood(address: str, credentials: Path, kind: str, threads: int) -> None:
         if not going.is_set():
             counts[:] = [0] * threads
     ended.set()
-
-
-def _table(figures: dict[str, dict[str, float]]) -> str:
-    lines = [
-        "| the flood | its requests a second | steps a second alone | beside | share (lowest, highest) |",
-        "|---|---|---|---|---|",
-    ]
-    for kind, row in figures.items():
-        lines.append(
-            f"| {kind} | {row['flood_requests_a_second']:.0f} | {row['alone']:.1f} | {row['beside']:.1f} | "
-            f"{row['share']:.2f} ({row['lowest']:.2f}, {row['highest']:.2f}) |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

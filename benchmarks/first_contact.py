@@ -9,7 +9,8 @@ Words are counted in every page of docs/ and in README.md, code and tables inclu
 and code out; paragraphs and sentences are those of prose, and a formula or a number is no word of one.
 `tests/documentation/test_budgets.py` holds the figures. --install builds the wheel of this commit, installs it once for
 each party with whatever index pip is set to (PyTorch's CPU build first), says megabytes and seconds, and how long a
-first result takes with both sides on one machine: install, then `dpswd-client demo`. Else: those on file.
+first result takes with both sides on one machine: install, then `dpswd-client demo`. Else: those on file. Takes no
+seeds: nothing is drawn.
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
 """Membership inference on generators: does the drawn table tell whether one odd record was among few?
 
-    python -m benchmarks.generate_attack [--trials 200] [--epsilon 2]
+    python -m benchmarks.generate_attack [--trials 200] [--epsilon 2] [--seeds 0]
 
 A hospital of 40 records holds, or does not hold, one record of a category and a class that no other has. Generators are
 fitted in both worlds; the attacker sees a generator alone, draws 2,000 rows, and scores it by how many have the odd
 category, and by the odd class's share. Half of the trials choose the score's side and threshold, the other half give
 Clopper-Pearson limits and from these a lower bound on epsilon that holds with 95% (`benchmarks.audit.bounds`). The
 claim must not be refuted; a curator that adds a tenth of the noise must be. Neighbours differ in one replaced record.
+Seeds draw the noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -22,12 +25,14 @@ import torch
 
 from benchmarks.audit.bounds import Evidence, evidence
 from benchmarks.labelled import HeldRecords, Site
+from benchmarks.records import Row, Rows, options
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.schema import Column, Schema
 from dpswd.public_client.generation.tabular import Tabular
 from dpswd.shared.core.mechanisms.class_statistics import mechanism as class_statistics
 
+RESULTS = Path(__file__).parent / "results" / "generate-attack.json"
 RECORDS, ROWS, DELTA, ALPHA = 40, 2000, 1e-3, 0.05
 ODD = 2.0
 SCHEMA = Schema(
@@ -70,26 +75,39 @@ def too_little_noise() -> Iterator[None]:
         yield
 
 
-def attacked(trials: int, *, epsilon: float) -> Evidence:
+def attacked(trials: int, *, epsilon: float, seed: int) -> Evidence:
     """What so many generators of each world prove."""
+    numbers = range(seed * trials, (seed + 1) * trials)
     scores: list[npt.NDArray[np.float64]] = [
-        np.array([score(fitted(member, 2 * number + member, epsilon=epsilon)) for number in range(trials)])
+        np.array([score(fitted(member, 2 * number + member, epsilon=epsilon)) for number in numbers])
         for member in (False, True)
     ]
     return evidence(*scores, delta=DELTA, alpha=ALPHA)
+
+
+def measured(curator: str, *, trials: int, epsilon: float, seed: int) -> Row:
+    """The least epsilon that an honest or a broken curator's generators prove."""
+    with too_little_noise() if curator == "broken" else nullcontext():
+        return {"at_least": attacked(trials, epsilon=epsilon, seed=seed).epsilon}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200, help="generators of each world")
     parser.add_argument("--epsilon", type=float, default=2.0)
+    options(parser, RESULTS, seeds=(0,))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sound = attacked(arguments.trials, epsilon=arguments.epsilon)
-    with too_little_noise():
-        broken = attacked(arguments.trials, epsilon=arguments.epsilon)
-    print(f"claimed {arguments.epsilon:g}: honest at least {sound.epsilon:.2f}, broken at least {broken.epsilon:.2f}")
-    if sound.epsilon > arguments.epsilon or broken.epsilon <= arguments.epsilon:
+    every = [
+        (curator, {"trials": arguments.trials, "epsilon": arguments.epsilon, "seed": seed})
+        for seed in arguments.seeds
+        for curator in ("honest", "broken")
+    ]
+    jobs = [({"curator": curator, **asked}, functools.partial(measured, curator, **asked)) for curator, asked in every]
+    rows = Rows(RESULTS, arguments.results).run(jobs)
+    for row in rows:
+        print(f"claimed {row['epsilon']:g}: {row['curator']} at least {row['at_least']:.2f} (seed {row['seed']})")
+    if any((row["at_least"] > row["epsilon"]) != (row["curator"] == "broken") for row in rows):
         raise SystemExit("the honest claim is refuted, or the broken curator was not caught")
 
 

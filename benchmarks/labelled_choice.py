@@ -6,12 +6,13 @@ needs adult.npz in the folder (UCI Adult, CC BY 4.0). The hospitals have the siz
 benchmarks/labelled_hearts.py, and shares of the positive class as different as theirs, 46, 37, 97 and 78 percent; their
 records are drawn anew for every seed. Numeric columns are scaled to -1..1, categories of up to eight codes are one-hot,
 the mean of all is taken off. What is printed is the mean over hospitals of the test accuracy, with each hospital's own
-shares and with one model for all.
+shares and with one model for all. Seeds deal the records and draw the noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,13 @@ import torch
 from torch import nn
 
 from benchmarks.labelled import ADD, REPLACE, Site, released
-from benchmarks.records import seeds_option
+from benchmarks.records import Job, Row, Rows, options
 from dpswd.public_client.methods.statistics import Statistics
 from dpswd.public_client.methods.statistics_head import ClassSums, Head, discriminant, shares_of
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.models.free_weights import free_count, free_moment_weight
 
+RESULTS = Path(__file__).parent / "results" / "labelled-choice.json"
 SIZES, SHARES = ((199, 104), (172, 89), (30, 16), (85, 45)), (0.46, 0.37, 0.97, 0.78)
 DELTA = 1e-4
 CLIPS = (0.7, 1.0, 1.5)  # over the mean norm
@@ -78,21 +80,29 @@ def dealt(labels: npt.NDArray[np.int64], rng: np.random.Generator) -> list[npt.N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    seeds_option(parser, range(20))
+    options(parser, RESULTS, seeds=range(20))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     values, labels = table(arguments.data_dir / "adult.npz")
     usual = float(np.linalg.norm(values, axis=1).mean())
+    scaled = {clip: (values * (0.5 / (clip * usual))).astype(np.float32) for clip in CLIPS}  # it clips at 1/2
+
+    def job(clip: float, epsilon: float, relation: str, weights: Weights | None, seed: int) -> Job:
+        def measured() -> Row:
+            own, one = _reached(scaled[clip], labels, weights, epsilon, relation, seed)
+            return {"own_shares": 100.0 * own, "one_model": 100.0 * one}
+
+        words = "chosen" if weights is None else _words_for(weights)
+        return {"clip": clip, "epsilon": epsilon, "relation": relation, "weights": words, "seed": seed}, measured
+
+    cells = itertools.product(CLIPS, (1.0, 0.1), (ADD, REPLACE), CHOICES, arguments.seeds)
+    rows = Rows(RESULTS, arguments.results).run(itertools.starmap(job, cells))
     print("clip / mean norm, epsilon, relation, count weight, moment weight, centring: own shares, one model")
-    for clip in CLIPS:
-        scaled = (values * (0.5 / (clip * usual))).astype(np.float32)  # the mechanism clips at 1/2
-        for epsilon in (1.0, 0.1):
-            for relation in (ADD, REPLACE):
-                for weights in CHOICES:
-                    pairs = [_reached(scaled, labels, weights, epsilon, relation, s) for s in arguments.seeds]
-                    own, one = (100.0 * statistics.mean(column) for column in zip(*pairs, strict=True))
-                    words = "chosen" if weights is None else _words_for(weights)
-                    print(f"{clip:g}, {epsilon:g}, {relation}, {words}: {own:.1f}, {one:.1f}", flush=True)
+    names = ("clip", "epsilon", "relation", "weights")
+    for key, each in itertools.groupby(rows, key=lambda row: [row[name] for name in names]):
+        pairs = [(row["own_shares"], row["one_model"]) for row in each]
+        own, one = (statistics.mean(column) for column in zip(*pairs, strict=True))
+        print(f"{', '.join(map(str, key))}: {own:.1f}, {one:.1f}", flush=True)
 
 
 def _words_for(weights: Weights) -> str:

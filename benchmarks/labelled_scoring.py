@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from torch.nn import functional
 
 from benchmarks.labelled_gradients import clipped_sum, set_gradient
 from benchmarks.labelled_occupations import DELTA, OTHERS, Dealing, Task, fitted, tasks
-from benchmarks.records import seeds_option
+from benchmarks.records import Job, Row, Rows, options
 from dpswd.public_client.published_methods.joint_scoring import JointScoring
 from dpswd.public_client.published_methods.newton import Newton
 from dpswd.public_client.published_methods.public_view import parted, viewed_head
@@ -34,6 +35,7 @@ from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import entropy_cotangents
 
+RESULTS = Path(__file__).parent / "results" / "labelled-scoring.json"
 EPSILONS = (1.0, 0.2)
 DEALT = (*OTHERS, Dealing("workclass", 1, 1400), Dealing("marital-status", 2, 1400), Dealing("race", 0, 1400))
 _CLIP_SHARE = 0.6  # the method's own
@@ -159,36 +161,51 @@ def _beside(model: nn.Module, own: nn.Module, task: Task) -> tuple[float, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    seeds_option(parser, (0,))
+    options(parser, RESULTS, seeds=(0,))
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--together", action="store_true")
     arguments = parser.parse_args()
     path, variants = arguments.data_dir / "adult.npz", VARIANTS[: 2 if arguments.together else None]
     torch.set_num_threads(1)
-    dealt = {
-        f"{dealing.column} from {dealing.source}": [
-            (seed, own_tasks, [fitted(*task.trained) for task in own_tasks])
-            for seed in arguments.seeds
-            for own_tasks in [[*tasks(path, dealing, seed=seed)]]
-        ]
-        for dealing in DEALT
-    }
-    print(f"| epsilon | | {' | '.join(dealt)} | mean |\n|{'---|' * (len(dealt) + 3)}", flush=True)
-    for epsilon in arguments.epsilon:
-        for variant in variants:
-            figures = []
-            for each in dealt.values():
-                pairs = [
-                    _beside(model, own, task)
-                    for seed, own_tasks, owns in each
-                    for model, own, task in zip(
-                        reached(own_tasks, variant, epsilon=epsilon, seed=seed), owns, own_tasks, strict=True
-                    )
-                ]
-                figures.append([statistics.mean(values) for values in zip(*pairs, strict=True)])
-            figures.append([statistics.mean(values) for values in zip(*figures, strict=True)])
-            cells = " | ".join(f"{points:.2f}, {loss:.1f}" for points, loss in figures)
-            print(f"| {epsilon:g} | {variant.name} | {cells} |", flush=True)
+
+    def job(epsilon: float, variant: Variant, dealing: Dealing, seed: int) -> Job:
+        settings = {"epsilon": epsilon, "variant": variant.name, "dealing": _words_for(dealing), "seed": seed}
+        return settings, functools.partial(measured, path, dealing, variant, epsilon=epsilon, seed=seed)
+
+    cells = itertools.product(arguments.epsilon, variants, DEALT, arguments.seeds)
+    rows = Rows(RESULTS, arguments.results).run(itertools.starmap(job, cells))
+    heads = [_words_for(dealing) for dealing in DEALT]
+    print(f"| epsilon | | {' | '.join(heads)} | mean |\n|{'---|' * (len(heads) + 3)}")
+    for (epsilon, name), each in itertools.groupby(rows, key=lambda row: (row["epsilon"], row["variant"])):
+        told = [*each]
+        figures = [_means(row["hospitals"] for row in told if row["dealing"] == head) for head in heads]
+        cells_told = " | ".join(f"{points:.2f}, {loss:.1f}" for points, loss in [*figures, _means([figures])])
+        print(f"| {epsilon:g} | {name} | {cells_told} |")
+
+
+def _words_for(dealing: Dealing) -> str:
+    return f"{dealing.column} from {dealing.source}"
+
+
+def _means(groups: Iterable[Sequence[Sequence[float]]]) -> tuple[float, float]:
+    """Of the points and the losses of all pairs in all groups."""
+    points, losses = zip(*itertools.chain.from_iterable(groups), strict=True)
+    return statistics.mean(points), statistics.mean(losses)
+
+
+@functools.cache
+def _dealt(path: Path, dealing: Dealing, seed: int) -> list[tuple[Task, nn.Module]]:
+    """Hospitals, and what each one's labels alone would teach."""
+    return [(task, fitted(*task.trained)) for task in tasks(path, dealing, seed=seed)]
+
+
+def measured(path: Path, dealing: Dealing, variant: Variant, *, epsilon: float, seed: int) -> Row:
+    """Of each hospital the points of accuracy below its own labels' model, and thousandths of log-loss above."""
+    own = _dealt(path, dealing, seed)
+    models = reached([task for task, _ in own], variant, epsilon=epsilon, seed=seed)
+    pairs = [_beside(model, best, task) for model, (task, best) in zip(models, own, strict=True)]
+    points, loss = _means([pairs])
+    return {"points": points, "loss": loss, "hospitals": pairs}
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 Makes a sparse npy file (10 million records of 2048 floats, 82 GB, of which the disk holds a few), makes a curator for
 it with the operator's own commands, which reads all of it once, serves it, and takes steps over gRPC. Prints the peak
-resident memory of the largest process and of all of them, and the time of each part.
+resident memory of the largest process and of all of them, and the time of each part. Takes no seeds: what is drawn
+moves no figure.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import signal
 import subprocess
 import sys
@@ -24,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Row, Rows, machine, options
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, new_request_id
 from dpswd.public_client.extractor.tracing import trace
@@ -33,6 +32,7 @@ from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
+RESULTS = Path(__file__).parent / "results" / "large-records.json"
 COMMAND = (sys.executable, "-m", "dpswd.private_curator.cli")
 WRITTEN = 64  # records with values of their own, spread over the file
 
@@ -201,6 +201,26 @@ def _steps(address: str, credentials: Path, *, values: int, batch: int, steps: i
     return float(np.median(times))
 
 
+def served(folder: Path, *, records: int, values: int, batch: int, steps: int) -> Row:
+    """All figures of one file."""
+    path, home, credentials = folder / "records.npy", folder / "home", folder / "credentials"
+    make_sparse(path, records=records, values=values)
+    stat = path.stat()
+    made = ("init", "--home", str(home), "--records", str(path), "--epsilon", "1", "--delta", "1e-9")
+    figures = {
+        "machine": machine(),
+        "file_gb": stat.st_size / 1e9,
+        "on_disk_mb": stat.st_blocks * 512 / 1e6,
+        "init": measured(*made),
+    }
+    subprocess.run(
+        [*COMMAND, "add", "ml-team", "--home", str(home), "--out", str(credentials)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return figures | {"serve": serve(home, credentials, values=values, batch=batch, steps=steps)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=10_000_000)
@@ -208,29 +228,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--directory", type=Path, default=None, help="where the sparse file goes; removed at the end")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dpswd-large-", dir=chosen.directory) as name:
-        folder = Path(name)
-        path, home, credentials = folder / "records.npy", folder / "home", folder / "credentials"
-        make_sparse(path, records=chosen.records, values=chosen.values)
-        stat = path.stat()
-        figures = {
-            "command": f"python -m benchmarks.large_records --records {chosen.records} --values {chosen.values} "
-            f"--batch {chosen.batch} --steps {chosen.steps}",
-            "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}",
-            "file_gb": stat.st_size / 1e9,
-            "on_disk_mb": stat.st_blocks * 512 / 1e6,
-            "init": measured(
-                "init", "--home", str(home), "--records", str(path), "--epsilon", "1", "--delta", "1e-9"
-            ),
-        }  # fmt: skip
-        subprocess.run(
-            [*COMMAND, "add", "ml-team", "--home", str(home), "--out", str(credentials)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        figures["serve"] = serve(home, credentials, values=chosen.values, batch=chosen.batch, steps=chosen.steps)
-    print(json.dumps(figures, indent=1))
+    options(parser, RESULTS)
+    chosen = vars(parser.parse_args())
+    rows, directory = Rows(RESULTS, chosen.pop("results")), chosen.pop("directory")
+    with tempfile.TemporaryDirectory(prefix="dpswd-large-", dir=directory) as name:
+        rows.run([(chosen, lambda: served(Path(name), **chosen))], again=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a long ledger costs: starting on it, verifying it, charging to it, answering from it, and dying on it.
 
     python -m benchmarks.ledger_growth [--entries 1000000] [--clients 1000] [--run-steps 500] [--times 100]
-        [--postgres] [--kills 30] [--directory DIR]
+        [--postgres] [--kills 30] [--directory DIR] [--results FILE]
 
 A ledger without entries and one of so many, of as many clients with runs of so many steps; a step is two entries. The
 builder signs each entry with the ledger's key and links it to the one before, in the order and with the content that
@@ -13,7 +13,7 @@ check signatures), since the machine may be shared. Times of charges and steps a
 ledgers in turns, by the clock; their ratio tells something. With `--postgres` the same ledgers are restored into a
 server that is started here (Debian's package postgresql), whose own processor time is not in these figures. With
 `--kills` a process is killed by SIGKILL at named points of a step on the long ledger, again and again; the step is
-repeated with its id, and the ledger verified in the end.
+repeated with its id, and the ledger verified in the end. Takes no seeds: what is drawn are names.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.records import Row, Rows, machine, options
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.sqlite_file import SqliteFile
@@ -42,6 +43,7 @@ from dpswd.shared.core.ledger.receipts import SignedEntry, canonical_json, sha25
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 
+RESULTS = Path(__file__).parent / "results" / "ledger-growth.json"
 RECORDS = 7438
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 REPLY = b"a reply of some bytes"
@@ -147,38 +149,32 @@ def _largest_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
-def starts(location: LedgerLocation, *, every_signature: bool) -> None:
-    """What `serve` and `ledger verify` read before they go on."""
+def starts(location: LedgerLocation, *, every_signature: bool) -> Row:
+    """What `serve` and `ledger verify` read before they go on: seconds, and MiB before and after."""
     begun, before = _processor(), _largest_mib()
     with Ledger.open(location, key=KEY, followed=False) as ledger:
-        opened = _processor() - begun
-        ways = [("as `serve` does", False), ("with each signature", True)]
-        for words, every in ways if every_signature else ways[:1]:
+        figures: Row = {"opened_s": _processor() - begun}
+        for way, every in [("as_serve_does", False), ("with_each_signature", True)][: 1 + every_signature]:
             begun, clock = _processor(), time.monotonic()
             report = ledger.verify(every_signature=every)
             assert report.ok, report.findings[:3]
-            print(
-                f"{report.entries} entries: opened in {opened:.2f} s, verified {words} in {_processor() - begun:.1f} s "
-                f"of a processor, {time.monotonic() - clock:.0f} s by the clock; largest memory {before} MiB before, "
-                f"{_largest_mib()} MiB after",
-                flush=True,
-            )
+            figures[way] = {"processor_s": _processor() - begun, "clock_s": time.monotonic() - clock}
+            print(f"{report.entries} entries verified {way}: {figures[way]}", flush=True)
+        return figures | {"entries": report.entries, "largest_mib_before": before, "largest_mib_after": _largest_mib()}
 
 
-def compared(locations: Sequence[LedgerLocation], *, times: int) -> None:
-    """What acts cost on the long ledger, by what they cost on the short one."""
+def compared(locations: Sequence[LedgerLocation], *, times: int) -> Row:
+    """What acts cost on the long ledger, in ms, and by what they cost on the short one."""
     with ExitStack() as opened:
         ledgers = [opened.enter_context(Ledger.open(each, key=KEY, followed=False)) for each in locations]
-        figures = acts(ledgers, times=times)
-        for ledger, shortest in zip(ledgers, figures, strict=True):
-            shown = ", ".join(
-                f"{name} {1000 * value:.2f} ms ({value / first:.2f})"
-                for name, value, first in zip(("a charge", "a step", "budgets"), shortest, figures[0], strict=True)
-            )
-            print(f"{ledger.head().seq} entries: {shown}", flush=True)
+        few, many = acts(ledgers, times=times)
+    return {
+        name: {"short_ms": 1000 * short, "long_ms": 1000 * long, "ratio": long / short}
+        for name, short, long in zip(("charge", "step", "budgets"), few, many, strict=True)
+    }
 
 
-def killed(location: LedgerLocation, *, kills: int) -> None:
+def killed(location: LedgerLocation, *, kills: int) -> Row:
     """Kills a process in the middle of a step, repeats the step, and looks whether it stands there once."""
     with Ledger.open(location, key=KEY, followed=False) as ledger:
         opening = _request("team-0", f"killed {secrets.token_hex(8)}")
@@ -198,7 +194,7 @@ def killed(location: LedgerLocation, *, kills: int) -> None:
         assert report.ok, report.findings[:3]
         assert ledger.run(client="team-0", run_id=run_id).steps_used == kills
         assert report.entries == begun + 2 * kills + resumed, "each step is consumed once and answered once"
-        print(f"{report.entries} entries: {kills} kills at {len(KILLED_AT)} points, every step there once; it verifies")
+        return {"kills": kills, "points": len(KILLED_AT), "every step there once, and it verifies": True}
 
 
 def _die(name: str, *, at: str) -> None:
@@ -236,6 +232,28 @@ def restored(files: Sequence[SqliteFile]) -> Iterator[list[LedgerLocation]]:
         server.close()
 
 
+def measured(
+    directory: Path, *, entries: int, clients: int, run_steps: int, times: int, kills: int, postgres: bool
+) -> Row:
+    """All figures, of ledgers in files and, where it is asked for, in a server."""
+    directory.mkdir(exist_ok=True)
+    files = [
+        filled(directory / f"ledger-{count}-{clients}-{run_steps}.db", count, clients=clients, run_steps=run_steps)
+        for count in (0, entries)
+    ]
+    figures: Row = {"machine": machine()}
+    with ExitStack() as opened:
+        places: list[tuple[str, list[LedgerLocation]]] = [("SQLite", [*files])]
+        if postgres:
+            places.append(("PostgreSQL", opened.enter_context(restored(files))))
+        for name, locations in places:
+            figures[name] = starts(locations[1], every_signature=name == "SQLite") | compared(locations, times=times)
+            if kills:
+                figures[name] |= {"killed": killed(locations[1], kills=kills)}
+            print(f"{name}: {figures[name]}", flush=True)
+    return figures
+
+
 def main() -> None:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -246,28 +264,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--directory", type=Path, default=None, help="where the ledgers are kept; by default nowhere")
-    arguments = parser.parse_args()
-    with ExitStack() as opened:
-        directory = arguments.directory or Path(
-            opened.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None))
-        )
-        directory.mkdir(exist_ok=True)
-        files = [
-            filled(
-                directory / f"ledger-{entries}-{arguments.clients}-{arguments.run_steps}.db", entries,
-                clients=arguments.clients, run_steps=arguments.run_steps,
-            )
-            for entries in (0, arguments.entries)
-        ]  # fmt: skip
-        places: list[tuple[str, list[LedgerLocation]]] = [("SQLite", [*files])]
-        if arguments.postgres:
-            places.append(("PostgreSQL", opened.enter_context(restored(files))))
-        for name, locations in places:
-            print(f"{name}:", flush=True)
-            starts(locations[1], every_signature=name == "SQLite")
-            compared(locations, times=arguments.times)
-            if arguments.kills:
-                killed(locations[1], kills=arguments.kills)
+    options(parser, RESULTS)
+    chosen = vars(parser.parse_args())
+    rows, directory = Rows(RESULTS, chosen.pop("results")), chosen.pop("directory")
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as fleeting:
+        rows.run([(chosen, lambda: measured(directory or Path(fleeting), **chosen))], again=True)
 
 
 if __name__ == "__main__":

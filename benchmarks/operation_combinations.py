@@ -1,6 +1,6 @@
 """Does the quantum of reply times cover graphs of many operations, whichever of them meet numbers that they find hard?
 
-    python -m benchmarks.operation_combinations [--graphs 40] [--first 0] [--seed 0] [--check]
+    python -m benchmarks.operation_combinations [--graphs 40] [--first 0] [--seeds 0] [--check]
 
 The quantum is 1.5 x 1.03 times the time of the trial, which runs the whole graph on random, huge and missing numbers.
 `benchmarks.operation_times` bounds what each operation may take longer for some numbers than for others by 1.03. This
@@ -11,22 +11,25 @@ that the trial has tried. Of each graph it tells the time on the slowest of such
 Both are processor times of passes over one batch in this process, denormals flushed, as in the extraction worker; in a
 round of passes every kind of records comes once, in random order, and of each the shortest of a fixed number of rounds
 counts, as in the trial. With --check the exit status is 1 if a ratio is above what the quantum has room for. The worst
-stands last.
+stands last. Seeds draw graphs and records.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.detectors import FEATURES, detector_for
 from benchmarks.operation_times import CASES, Case
+from benchmarks.records import Job, Row, Rows, options
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.serving.pacing import QUANTUM_OVER_TRIAL as ROOM
 from dpswd.private_curator.steps.trial_run import KINDS
@@ -34,6 +37,7 @@ from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.steady import LARGEST_RATIO
 
+RESULTS = Path(__file__).parent / "results" / "operation-combinations.json"
 OPERATIONS = 6  # of one graph
 PATTERNS = 6  # of operations that meet their own trouble, beside none and all
 _ROUNDS = 24
@@ -68,31 +72,37 @@ def ratio(cases: Sequence[Case], *, generator: random.Random, backward: bool) ->
     return max(seconds for kind, seconds in shortest.items() if kind.startswith("records")) / trial
 
 
+def job(seed: int, number: int) -> Job:
+    """One graph: every operation in turn, so that none is left out; the others of its graph at random."""
+    generator = random.Random(f"{seed} {number}")
+    cases = [CASES[number % len(CASES)], *generator.sample(CASES, OPERATIONS - 1)]
+
+    def measured(*, backward: bool) -> Row:
+        return {"ratio": ratio(cases, generator=generator, backward=backward)}
+
+    settings = {"graph": number, "backward": bool(number % 2), "operations": [case.name for case in cases]}
+    return {"seed": seed, **settings}, functools.partial(measured, backward=settings["backward"])
+
+
 def main() -> int:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", type=int, default=40)
+    parser.add_argument("--graphs", type=int, default=40, help="of each seed")
     parser.add_argument("--first", type=int, default=0, help="number of the first graph")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", action="store_true", help=f"exit with 1 if a ratio is above {ROOM:.2f}")
+    options(parser, RESULTS, seeds=(0,))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    figures = []
+    numbers = range(arguments.first, arguments.first + arguments.graphs)
+    jobs = [job(seed, number) for seed in arguments.seeds for number in numbers]
     with flushed_denormals():
-        for number in range(arguments.first, arguments.first + arguments.graphs):
-            generator = random.Random(f"{arguments.seed} {number}")
-            # Every operation in turn, so that none is left out; the others of its graph at random.
-            cases = [CASES[number % len(CASES)], *generator.sample(CASES, OPERATIONS - 1)]
-            backward = bool(number % 2)
-            passes = "forward and backward: " if backward else "forward: "
-            figure = ratio(cases, generator=generator, backward=backward)
-            figures.append((figure, passes + ", ".join(case.name for case in cases)))
-            print(f"{figure:.3f}  {figures[-1][1]}", file=sys.stderr, flush=True)
-    for figure, names in sorted(figures):
-        sys.stdout.write(f"{figure:.3f}  {names}\n")
-    worst, above = max(figures)[0], sum(figure > LARGEST_RATIO for figure, _ in figures)
+        rows = Rows(RESULTS, arguments.results).run(jobs, again=True)
+    for row in sorted(rows, key=lambda row: row["ratio"]):
+        passes = "forward and backward" if row["backward"] else "forward"
+        sys.stdout.write(f"{row['ratio']:.3f}  {passes}: {', '.join(row['operations'])}\n")
+    worst, above = max(row["ratio"] for row in rows), sum(row["ratio"] > LARGEST_RATIO for row in rows)
     sys.stdout.write(
-        f"{len(figures)} graphs of {OPERATIONS} operations: at most {worst:.3f} of the trial's time, {above} above "
+        f"{len(rows)} graphs of {OPERATIONS} operations: at most {worst:.3f} of the trial's time, {above} above "
         f"{LARGEST_RATIO}; the quantum has room for {ROOM:.2f}\n"
     )
     return 1 if arguments.check and worst > ROOM else 0

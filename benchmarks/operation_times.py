@@ -1,6 +1,6 @@
 """Does the time of any operation of the vocabulary depend on what numbers it meets, or on its parameters' values?
 
-    python -m benchmarks.operation_times [--check] [--only elu tanh] [--planted 1.05]
+    python -m benchmarks.operation_times [--check] [--only elu tanh] [--planted 1.05] [--results FILE]
 
 Every operation is evaluated as an extraction worker evaluates it (under vmap, one thread, denormals flushed) on numbers
 of one kind at a time: constant, random, of one sign, huge, denormal, NaN and others; and, where it has parameters, on
@@ -15,32 +15,36 @@ the sign test). Processor time of the thread is counted.
 
 With --check the exit status is 1 unless every upper bound is within the limit: what is not certain is not passed. With
 --planted each operation takes so many times as long for one kind of numbers, and every one must be found. The worst
-stands last.
+stands last. Half an hour. Takes no seeds: the order of a pair is drawn anew, and the figures are ratios of times.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from scipy.stats import binom
 from torch import Tensor
 from torch.func import vmap
 
+from benchmarks.records import Row, Rows, options
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.shared.sandbox.attributes import Attributes
 from dpswd.shared.sandbox.operations import Operation, Shape
 from dpswd.shared.sandbox.steady import LARGEST_RATIO
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
+RESULTS = Path(__file__).parent / "results" / "operation-times.json"
 RECORDS = 4
 PAIRS = 250  # of each kind: the median's bounds are about 1 % away on a quiet machine
 _TRIES = 4  # of each side of a pair, of the shortest passes: of single ones the ratios spread four times as wide
@@ -307,6 +311,19 @@ class Figure:
         """The kind whose median is furthest away."""
         return max(self.kinds, key=lambda kind: self.kinds[kind].away().median)
 
+    @property
+    def row(self) -> Row:
+        """To be written; `of` reads it."""
+        kinds = {name: [kind.low, kind.median, kind.high] for name, kind in self.kinds.items()}
+        worst = self.kinds[self.worst].away()
+        return {"pass_s": self.seconds, "worst": self.worst, "worst_ratio": worst.median, "kinds": kinds}
+
+    @classmethod
+    def of(cls, row: Row) -> Figure:
+        """What was written."""
+        kinds = {name: Bounds(*values) for name, values in row["kinds"].items()}
+        return cls(row["case"], row["backward"], kinds, row["pass_s"])
+
     def __str__(self) -> str:
         """One line for a person."""
         passes, worst = "forward and backward" if self.backward else "forward", self.kinds[self.worst]
@@ -451,29 +468,6 @@ def _keep_memory() -> None:
             raise OSError("mallopt")
 
 
-def measure(
-    cases: Iterable[Case],
-    *,
-    pairs: int = PAIRS,
-    planted: float = 1.0,
-    tell: Callable[[Figure], object] = lambda _: None,
-) -> list[Figure]:
-    """Figures of all cases, forward and backward, the worst last."""
-    figures = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    _keep_memory()
-    try:
-        with flushed_denormals():
-            for case in cases:
-                for backward in (False, True):
-                    figures.append(measured(case, backward=backward, pairs=pairs, planted=planted))
-                    tell(figures[-1])
-    finally:
-        torch.set_num_threads(threads)
-    return sorted(figures, key=lambda figure: figure.kinds[figure.worst].away().median)
-
-
 def main() -> int:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -483,14 +477,20 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(VOCABULARY), help="some operations only")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="of each operation; more on a busy machine")
     parser.add_argument("--planted", type=float, default=1.0, help="make records of NaN take so many times as long")
+    options(parser, RESULTS)
     arguments = parser.parse_args()
-    cases = [case for case in CASES if not arguments.only or case.operation in arguments.only]
-    figures = measure(
-        cases,
-        pairs=arguments.pairs,
-        planted=arguments.planted,
-        tell=lambda figure: print(figure, file=sys.stderr, flush=True),
-    )
+    torch.set_num_threads(1)
+    _keep_memory()
+    asked = {"pairs": arguments.pairs, "planted": arguments.planted}
+    jobs = [
+        ({"case": case.name, "backward": backward, **asked}, functools.partial(_row, case, backward=backward, **asked))
+        for case in CASES
+        if not arguments.only or case.operation in arguments.only
+        for backward in (False, True)
+    ]
+    with flushed_denormals():
+        rows = Rows(RESULTS, arguments.results).run(jobs, again=True)
+    figures = sorted(map(Figure.of, rows), key=lambda figure: figure.kinds[figure.worst].away().median)
     sys.stdout.write("from best to worst:\n")
     for figure in figures:
         sys.stdout.write(f"{figure}\n")
@@ -502,6 +502,10 @@ def main() -> int:
     )
     wrong = passed if arguments.planted > 1.0 else len(figures) - passed
     return 1 if arguments.check and wrong else 0
+
+
+def _row(case: Case, *, backward: bool, pairs: int, planted: float) -> Row:
+    return measured(case, backward=backward, pairs=pairs, planted=planted).row
 
 
 if __name__ == "__main__":

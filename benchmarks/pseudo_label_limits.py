@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
+import functools
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.pseudo_labels import CACHE, TUNED_ON, parted
-from benchmarks.records import seeds_option
+from benchmarks.records import Row, Rows, options, table
 from benchmarks.shifts.cells import DELTAS, Cell, target_of
 from benchmarks.shifts.sources import load
 from dpswd import PseudoLabels, mock_description
@@ -29,41 +29,53 @@ from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shi
 from dpswd.public_client.published_methods.pseudo_label_head import learned, moved_fit
 from dpswd.public_client.published_methods.pseudo_label_sums import component_axes, components_of, whole
 
+RESULTS = Path(__file__).parent / "results" / "pseudo-label-limits.json"
 SHIFTS = ("texture", "blurred", "noisy", "occluded", "turned", "mnist")
 _RECORDS, _FRESH = 1000, 4000
 _METHOD = PseudoLabels()
+
+
+_NAMES = ("source", "epsilon_1", "epsilon_3", "epsilon_8", "no_noise", "true_moves", "all_directions", "own_labels")
+_COLUMNS = {
+    "seed": "{seed}",
+    "shift": "{shift}",
+    **{name.replace("_", " "): f"{{{name}:.1f}}" for name in _NAMES},
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps source-trained models")
-    seeds_option(parser, (20,))
+    options(parser, RESULTS, seeds=(20,))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| seed | shift | source only | 1 | 3 | 8 | no noise | true moves | in all directions | own labels |")
-    for seed, shift in itertools.product(arguments.seeds, SHIFTS):
-        origin = load(TUNED_ON, seed, data_dir=arguments.data_dir, cache=arguments.cache)
-        extractor, classifier = parted(origin)
-        target = target_of(Cell(TUNED_ON, shift, _RECORDS + _FRESH, 1.0, seed), origin)
-        with torch.no_grad():
-            features, seen = extractor(origin.source.images).double(), extractor(target.images).double()
-        held, fresh = (seen[:_RECORDS], target.labels[:_RECORDS]), (seen[_RECORDS:], target.labels[_RECORDS:])
-        source = _source(features, origin.source.labels, classifier)
-        models = [source.sums.classifier, *(_by_release(source, held[0], epsilon) for epsilon in (1.0, 3.0, 8.0, None))]
-        means = torch.stack([held[0][held[1] == c].mean(dim=0) for c in range(source.classes)])
-        means = means - torch.stack([features[source.labels == c].mean(dim=0) for c in range(source.classes)])
-        rows = torch.nn.functional.normalize(source.sums.axes.weight[1:], dim=1)
-        for moves in (means @ rows.T @ rows, means):
-            moved_source = Source(features + moves[source.labels], source.labels, source.sums, source.feature_map)
-            models.append(_learned(moved_source))
-        models.append(_learned(Source(*held, source.sums, source.feature_map)))
-        print(
-            "|",
-            " | ".join([str(seed), shift, *(f"{_percent(model, *fresh):.1f}" for model in models)]),
-            "|",
-            flush=True,
-        )
+    jobs = [
+        ({"seed": seed, "shift": shift}, functools.partial(measured, arguments.data_dir, arguments.cache, seed, shift))
+        for seed in arguments.seeds
+        for shift in SHIFTS
+    ]
+    print(table(Rows(RESULTS, arguments.results).run(jobs), _COLUMNS))
+
+
+def measured(data_dir: Path, cache: Path, seed: int, shift: str) -> Row:
+    """Accuracies in percent of each model."""
+    origin = load(TUNED_ON, seed, data_dir=data_dir, cache=cache)
+    extractor, classifier = parted(origin)
+    target = target_of(Cell(TUNED_ON, shift, _RECORDS + _FRESH, 1.0, seed), origin)
+    with torch.no_grad():
+        features, seen = extractor(origin.source.images).double(), extractor(target.images).double()
+    held, fresh = (seen[:_RECORDS], target.labels[:_RECORDS]), (seen[_RECORDS:], target.labels[_RECORDS:])
+    source = _source(features, origin.source.labels, classifier)
+    models = [source.sums.classifier, *(_by_release(source, held[0], epsilon) for epsilon in (1.0, 3.0, 8.0, None))]
+    means = torch.stack([held[0][held[1] == c].mean(dim=0) for c in range(source.classes)])
+    means = means - torch.stack([features[source.labels == c].mean(dim=0) for c in range(source.classes)])
+    rows = torch.nn.functional.normalize(source.sums.axes.weight[1:], dim=1)
+    for moves in (means @ rows.T @ rows, means):
+        moved_source = Source(features + moves[source.labels], source.labels, source.sums, source.feature_map)
+        models.append(_learned(moved_source))
+    models.append(_learned(Source(*held, source.sums, source.feature_map)))
+    return {name: _percent(model, *fresh) for name, model in zip(_NAMES, models, strict=True)}
 
 
 def _source(features: Tensor, labels: Tensor, classifier: nn.Module) -> Source:

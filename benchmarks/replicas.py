@@ -5,14 +5,13 @@
 A step is what the ledger does of it: begin, and finish with a reply of the paper's size (51 kB); nothing is computed.
 Each replica is a process of its own, takes its steps one after the other, and all begin at once. The contenders take
 turns and the best of `rounds` counts, because the machine may be shared; look at the ratios. The file and the server's
-directory lie on the disk under `--directory`; the server is started and ended here (Debian's package postgresql).
+directory lie on the disk under `--directory`; the server is started and ended here (Debian's package postgresql). Takes
+no seeds: what is drawn moves no figure.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import secrets
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.records import Row, Rows, machine, options, table, written
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.sqlite_file import SqliteFile
@@ -33,6 +33,7 @@ from dpswd.shared.core.privacy.events import RowProjections, RunEvent, StepEvent
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+RESULTS = Path(__file__).parent / "results" / "replicas.json"
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 DIGEST = "d" * 64
 REPLY = secrets.token_bytes(51_200)
@@ -46,23 +47,24 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--page", type=Path, help="a Markdown file for the page")
     parser.add_argument("--work", nargs=3, metavar=("PLACE", "RUN", "NAME"), help=argparse.SUPPRESS)
+    options(parser, RESULTS)
     arguments = parser.parse_args()
     if arguments.work:
         _work(*arguments.work, steps=arguments.steps)
         return
-    best = _measure(arguments.directory, steps=arguments.steps, rounds=arguments.rounds)
-    page = _page(best, steps=arguments.steps, rounds=arguments.rounds)
-    sys.stdout.write(page)
-    if arguments.page is not None:
-        arguments.page.write_text(page)
+    asked = {"steps": arguments.steps, "rounds": arguments.rounds}
+    rows = Rows(RESULTS, arguments.results)
+    (row,) = rows.run([(asked, lambda: _measure(arguments.directory, **asked))], again=True)
+    written(_page(row), arguments.page)
 
 
-def _measure(directory: Path, *, steps: int, rounds: int) -> dict[str, tuple[int, float]]:
-    """For each contender the number of its processes and its best time in seconds."""
+def _measure(directory: Path, *, steps: int, rounds: int) -> Row:
+    """For each contender its best round: steps a second, and ms for a step of one replica."""
     from postgres_server import PostgresServer
 
     server = PostgresServer(directory)
     best: dict[str, tuple[int, float]] = {}
+    at = machine()
     try:
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             for number in range(rounds):
@@ -74,9 +76,11 @@ def _measure(directory: Path, *, steps: int, rounds: int) -> dict[str, tuple[int
                 for name, location, count in contenders:
                     time_s = _race(location, count=count, steps=steps)
                     best[name] = count, min(time_s, best.get(name, (count, float("inf")))[1])
+                print(f"round {number + 1} of {rounds}", flush=True)
     finally:
         server.close()
-    return best
+    told = {name: {"steps_a_second": n * steps / s, "step_ms": 1000 * s / steps} for name, (n, s) in best.items()}
+    return {"machine": at, "ledgers": told}
 
 
 def _race(location: LedgerLocation, *, count: int, steps: int) -> float:
@@ -134,27 +138,23 @@ def _work(where: str, run: str, name: str, *, steps: int) -> None:
         print("done", flush=True)
 
 
-def _page(best: dict[str, tuple[int, float]], *, steps: int, rounds: int) -> str:
-    lines = [
-        "# How long a step takes at the ledger",
-        "",
-        f"A step is begin and finish with a reply of {len(REPLY):,} bytes; nothing is computed. Server and file stand",
-        f"on one machine and disk; every commit is synced. Best of {rounds} rounds",
-        f"on {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.0f}.",
-        "",
-        "| ledger | steps a second | ms for a step of one replica |",
-        "| --- | --- | --- |",
-    ]
-    for name, (count, taken_s) in best.items():
-        lines.append(f"| {name} | {count * steps / taken_s:.0f} | {1000 * taken_s / steps:.2f} |")
-    lines += [
-        "",
-        "Writers take turns, so replicas add little here; what they add is computing.",
-        "",
-        "`python -m benchmarks.replicas`",
-        "",
-    ]
-    return "\n".join(lines)
+def _page(row: Row) -> str:
+    columns = {
+        "ledger": "{name}",
+        "steps a second": "{steps_a_second:.0f}",
+        "ms for a step of one replica": "{step_ms:.2f}",
+    }
+    return f"""# How long a step takes at the ledger
+
+A step is begin and finish with a reply of {len(REPLY):,} bytes; nothing is computed. Server and file stand
+on one machine and disk; every commit is synced. Best of {row["rounds"]} rounds
+({row["machine"]}).
+
+{table(({"name": name, **each} for name, each in row["ledgers"].items()), columns)}
+Writers take turns, so replicas add little here; what they add is computing.
+
+`python -m benchmarks.replicas`
+"""
 
 
 if __name__ == "__main__":

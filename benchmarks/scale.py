@@ -7,7 +7,7 @@ forked from one that has loaded everything; memory is its peak above what it beg
 
 A cell is measured where its work is small enough; what is larger is extrapolated from the largest cell of its row that
 was measured (in proportion to the records of a step) and printed in italics. Bytes are those of the reply, exactly.
-A run goes on where the last one stopped.
+A run goes on where the last one stopped. Takes no seeds: what is drawn moves no figure.
 """
 
 from __future__ import annotations

@@ -9,13 +9,15 @@
 * Eight clients against one, with the padding that a curator has by default; clients that ask again at once, and clients
   that do something of their own between two steps, as those do that train.
 * The curator's resident memory after a tenth of many steps and after all of them.
+
+A quarter of an hour. Takes no seeds: what is drawn moves no figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import platform
 import statistics
 import threading
 import time
@@ -28,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Row, Rows, machine, options, table, written
 from benchmarks.wire import CountingProxy
 from benchmarks.worker import DIRECTIONS, Case, Running, lenet, prepared
 from dpswd.private_curator.core.steps.denormals import flushed_denormals
@@ -47,6 +50,7 @@ from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
+RESULTS = Path(__file__).parent / "results" / "step.json"
 _SHAPE = (1, 28, 28)
 _RECORDS = 2048
 _WARM_UP = 5
@@ -162,9 +166,8 @@ def hospital(quantum: str) -> Iterator[tuple[LocalHospital, Running]]:
         yield running, Running(connected.curator, pid)
 
 
-def times(steps: int) -> list[str]:
-    """Table of remote steps beside function calls."""
-    lines = ["| step | function call | remote | ratio | wanted | met |", "| --- | --- | --- | --- | --- | --- |"]
+def times(rows: Rows, steps: int) -> list[Row]:
+    """Remote steps beside function calls."""
     device = torch.device("cpu")
     engine = LocalEngine(device=device)
     lab = Laboratory(
@@ -175,60 +178,71 @@ def times(steps: int) -> list[str]:
         fresh_seed=lambda: os.urandom(32),
         reached=lambda _: None,
     )
+
+    def measured(case: Timed, curator: Curator) -> Row:
+        ready = Prepared.of(curator, case, steps + _WARM_UP)
+        pairs = [(ready.local(lab, engine), ready.remote(curator)) for _ in range(steps + _WARM_UP)]
+        here, there = (1e3 * statistics.median(column) for column in zip(*pairs[_WARM_UP:], strict=True))
+        return {"call_ms": here, "remote_ms": there, "ratio": there / here, "wanted": case.limit}
+
     with hospital("0") as (_, running):
-        for case in CASES:
-            ready = Prepared.of(running.curator, case, steps + _WARM_UP)
-            pairs = [(ready.local(lab, engine), ready.remote(running.curator)) for _ in range(steps + _WARM_UP)]
-            pairs = pairs[_WARM_UP:]
-            here, there = (statistics.median(column) for column in zip(*pairs, strict=True))
-            met = "yes" if there <= case.limit * here else "**no**"
-            cells = [case.name, f"{1e3 * here:.1f} ms", f"{1e3 * there:.1f} ms", f"{there / here:.2f}"]
-            lines.append(f"| {' | '.join(cells)} | {case.limit:g} | {met} |")
-            print(lines[-1], flush=True)
-    return lines
+        return rows.run(
+            [
+                ({"measure": "time", "step": case.name}, functools.partial(measured, case, running.curator))
+                for case in CASES
+            ],
+            again=True,
+        )
 
 
-def bytes_on_the_wire(steps: int) -> list[str]:
-    """Table of counted bytes beside the information."""
-    lines = ["| step | information | on the wire | ratio | wanted | met |", "| --- | --- | --- | --- | --- | --- |"]
+def bytes_on_the_wire(rows: Rows, steps: int) -> list[Row]:
+    """Counted bytes beside the information."""
+
+    def measured(case: Timed, proxy: CountingProxy, curator: Curator) -> Row:
+        ready = Prepared.of(curator, case, steps + 1)
+        # Source features are uploaded once, as the client's own training does.
+        source = None if ready.source is None else curator.upload_source(ready.source)
+
+        def step() -> StepRelease:
+            return curator.send(prepared(ready.run, source, ready.flat))
+
+        information = ready.information(step())
+        before = proxy.counted
+        for _ in range(steps):
+            step()
+        each = (proxy.counted - before) / steps
+        return {"information": information, "on_the_wire": each, "ratio": each / information, "wanted": 1.2}
+
     with hospital("0") as (running, _):
         host, port = running.address.rsplit(":", 1)
         with (
             CountingProxy((host, int(port))) as proxy,
             Curator.connect(proxy.address, credentials=running.credentials) as curator,
         ):
-            for case in CASES:
-                ready = Prepared.of(curator, case, steps + 1)
-                # Source features are uploaded once, as the client's own training does.
-                source = None if ready.source is None else curator.upload_source(ready.source)
-
-                def step(ready: Prepared = ready, source: str | None = source) -> StepRelease:
-                    return curator.send(prepared(ready.run, source, ready.flat))
-
-                information = ready.information(step())
-                before = proxy.counted
-                for _ in range(steps):
-                    step()
-                each = (proxy.counted - before) / steps
-                met = "yes" if each <= 1.2 * information else "**no**"
-                cells = [case.name, f"{information:,} B", f"{each:,.0f} B", f"{each / information:.3f}"]
-                lines.append(f"| {' | '.join(cells)} | 1.2 | {met} |")
-                print(lines[-1], flush=True)
-    return lines
+            return rows.run(
+                [
+                    ({"measure": "bytes", "step": case.name}, functools.partial(measured, case, proxy, curator))
+                    for case in CASES
+                ],
+                again=True,
+            )
 
 
-def clients_at_once(steps: int) -> list[str]:
-    """Table of the throughput of one client and of eight, with the default padding."""
-    lines = ["| own work between steps | one client, steps/s | eight | ratio | wanted | met |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-    for own_work in _OWN_WORK_S:
+def clients_at_once(rows: Rows, steps: int) -> list[Row]:
+    """Throughput of one client and of eight, with the default padding."""
+
+    def measured(own_work: float) -> Row:
         with hospital("auto") as (running, _):
             one, eight = (_throughput(running, count, steps, own_work) for count in (1, 8))
-        ratio = eight / one
-        cells = [f"{1e3 * own_work:.0f} ms", f"{one:.1f}", f"{eight:.1f}", f"{ratio:.2f}", "6"]
-        lines.append(f"| {' | '.join(cells)} | {'yes' if ratio >= 6 else '**no**'} |")
-        print(lines[-1], flush=True)
-    return lines
+        return {"one": one, "eight": eight, "ratio": eight / one, "wanted": 6}
+
+    return rows.run(
+        [
+            ({"measure": "clients", "own_work_ms": 1e3 * own_work}, functools.partial(measured, own_work))
+            for own_work in _OWN_WORK_S
+        ],
+        again=True,
+    )
 
 
 def _throughput(running: LocalHospital, count: int, steps: int, own_work: float) -> float:
@@ -259,26 +273,28 @@ def _throughput(running: LocalHospital, count: int, steps: int, own_work: float)
     return count * steps / seconds
 
 
-def memory(steps: int) -> list[str]:
+def memory(rows: Rows, steps: int) -> list[Row]:
     """Resident memory of the curator over many steps."""
-    with hospital("0") as (_, running):
-        ready = Prepared.of(running.curator, _SMALL, steps)
-        sizes = []
-        for number in range(steps):
-            ready.remote(running.curator)
-            if number + 1 in (steps // 10, steps):
-                pages = int(Path(f"/proc/{running.pid}/statm").read_text().split()[1])
-                sizes.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
-    line = f"After {steps // 10:,} steps the curator holds {sizes[0]:.1f} MiB, after {steps:,} {sizes[1]:.1f} MiB."
-    print(line, flush=True)
-    return [line]
+
+    def measured() -> Row:
+        with hospital("0") as (_, running):
+            ready = Prepared.of(running.curator, _SMALL, steps)
+            sizes = []
+            for number in range(steps):
+                ready.remote(running.curator)
+                if number + 1 in (steps // 10, steps):
+                    pages = int(Path(f"/proc/{running.pid}/statm").read_text().split()[1])
+                    sizes.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+        return {"tenth_mib": sizes[0], "mib": sizes[1]}
+
+    return rows.run([({"measure": "memory", "steps": steps}, measured)], again=True)
 
 
 _HEAD = """# What the service costs around a step
 
 The papers' LeNet-like extractor (d = 320) and one of a million parameters (d = 932), random records of 28 x 28,
-{directions} directions, loopback, mutual TLS, worker process, SQLite ledger on disk; {machine}
-at the start.
+{directions} directions, loopback, mutual TLS, worker process, SQLite ledger on disk, one torch thread;
+{machine}.
 """
 
 _SAID = {
@@ -291,27 +307,43 @@ Quantiles of batches of 128, padded (`auto`). A client's own work between two st
 clients ask for more than two cores can compute.""",
 }
 
+_WANTED = {"wanted": "{wanted:g}", "met": "{met}"}
+_COLUMNS = {
+    "Time": {"step": "{step}", "function call": "{call_ms:.1f} ms", "remote": "{remote_ms:.1f} ms",
+             "ratio": "{ratio:.2f}", **_WANTED},
+    "Bytes": {"step": "{step}", "information": "{information:,} B", "on the wire": "{on_the_wire:,.0f} B",
+              "ratio": "{ratio:.3f}", **_WANTED},
+    "Eight clients": {"own work between steps": "{own_work_ms:.0f} ms", "one client, steps/s": "{one:.1f}",
+                      "eight": "{eight:.1f}", "ratio": "{ratio:.2f}", **_WANTED},
+}  # fmt: skip
+
+
+def _met(title: str, row: Row) -> str:
+    met = row["ratio"] >= row["wanted"] if title == "Eight clients" else row["ratio"] <= row["wanted"]
+    return "yes" if met else "**no**"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--memory-steps", type=int, default=5000)
     parser.add_argument("--page", type=Path, help="a Markdown file for the page")
+    options(parser, RESULTS)
     arguments = parser.parse_args()
-    command = f"python -m benchmarks.step --steps {arguments.steps} --memory-steps {arguments.memory_steps}"
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, one torch thread, load average {os.getloadavg()[0]:.1f}"
-    sections = {
-        "Time": times(arguments.steps),
-        "Bytes": bytes_on_the_wire(max(10, arguments.steps // 3)),
-        "Eight clients": clients_at_once(arguments.steps),
-        "Memory": memory(arguments.memory_steps),
-    }
-    page = [_HEAD.format(directions=DIRECTIONS, machine=machine)]
-    for title, lines in sections.items():
-        page += [f"## {title}", "", *([_SAID[title], ""] if title in _SAID else []), *lines, ""]
-    page += [f"`{command}`", ""]
-    if arguments.page is not None:
-        arguments.page.write_text("\n".join(page), encoding="utf-8")
+    rows, at, steps = Rows(RESULTS, arguments.results), machine(), arguments.steps
+    page = _HEAD.format(directions=DIRECTIONS, machine=at)
+    for title, measured, count in (
+        ("Time", times, steps),
+        ("Bytes", bytes_on_the_wire, max(10, steps // 3)),
+        ("Eight clients", clients_at_once, steps),
+    ):
+        found = [{**row, "met": _met(title, row)} for row in measured(rows, count)]
+        page += f"\n## {title}\n\n{_SAID[title]}\n\n{table(found, _COLUMNS[title])}"
+    (held,) = memory(rows, arguments.memory_steps)
+    page += f"\n## Memory\n\nAfter {held['steps'] // 10:,} steps the curator holds {held['tenth_mib']:.1f} MiB, "
+    page += f"after {held['steps']:,} {held['mib']:.1f} MiB.\n\n"
+    page += f"`python -m benchmarks.step --steps {steps} --memory-steps {arguments.memory_steps}`\n"
+    written(page, arguments.page)
 
 
 if __name__ == "__main__":

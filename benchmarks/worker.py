@@ -4,13 +4,14 @@
 
 starts two real curators on this machine, one with ``compute.isolation = process`` and one with ``in-process``, both
 without padding of reply times, and draws steps from them in turn, so that whatever else the machine does meets both.
+A minute. Takes no seeds: what is drawn moves no figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import platform
 import statistics
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.records import Row, Rows, machine, options, table, written
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
 from dpswd.public_client.extractor.tracing import trace
@@ -33,6 +35,7 @@ from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
+RESULTS = Path(__file__).parent / "results" / "worker.json"
 DIRECTIONS = 200
 _SHAPE = (1, 28, 28)
 _RECORDS = 2048
@@ -140,8 +143,8 @@ def opened(curator: Curator, case: Case, steps: int) -> Run:
     return curator.open_run(case.declared(uploaded, steps))
 
 
-def measured(sites: dict[str, Running], case: Case, steps: int) -> dict[str, tuple[float, float]]:
-    """Median seconds of a step and mean CPU seconds of a step, by isolation."""
+def measured(sites: dict[str, Running], case: Case, steps: int) -> Row:
+    """Median ms of a step and mean CPU ms of a step, by isolation, and the ratios."""
     runs = {name: opened(site.curator, case, steps + _WARM_UP) for name, site in sites.items()}
     source = np.random.default_rng(4).random((case.batch, 320), dtype=np.float32) if case.adapted else None
     seconds: dict[str, list[float]] = {name: [] for name in sites}
@@ -155,40 +158,44 @@ def measured(sites: dict[str, Running], case: Case, steps: int) -> dict[str, tup
             site.curator.send(pending)
             if number >= 0:
                 seconds[name].append(time.perf_counter() - begun)
-    return {
-        name: (statistics.median(seconds[name]), (site.cpu_seconds() - before[name]) / steps)
-        for name, site in sites.items()
-    }
+    clock = {f"{name}_ms": 1000 * statistics.median(each) for name, each in seconds.items()}
+    cpu = {f"{name}_cpu_ms": 1000 * (site.cpu_seconds() - before[name]) / steps for name, site in sites.items()}
+    ratios = {"ratio": clock["worker_ms"] / clock["plain_ms"], "cpu_ratio": cpu["worker_cpu_ms"] / cpu["plain_cpu_ms"]}
+    return {"machine": machine(), **clock, **cpu, **ratios}
+
+
+COLUMNS = {
+    "remote step": "{step}",
+    "in-process, ms": "{plain_ms:.1f}",
+    "worker, ms": "{worker_ms:.1f}",
+    "ratio": "{ratio:.2f}",
+    "CPU in-process, ms": "{plain_cpu_ms:.1f}",
+    "CPU worker, ms": "{worker_cpu_ms:.1f}",
+    "CPU ratio": "{cpu_ratio:.2f}",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--page", type=Path, help="a Markdown file for the page")
+    options(parser, RESULTS)
     arguments = parser.parse_args()
-    lines = [
-        "| remote step | in-process, ms | worker, ms | ratio | CPU in-process, ms | CPU worker, ms | ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    steps = arguments.steps
     with hospital("process") as confined, hospital("in-process") as plain:
-        for case in CASES:
-            times = measured({"in-process": plain, "process": confined}, case, arguments.steps)
-            cells = []
-            for kind in (0, 1):
-                without, within = (1000 * times[name][kind] for name in ("in-process", "process"))
-                cells.append(f"{without:.1f} | {within:.1f} | {within / without:.2f}")
-            lines.append(f"| {case.name} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
-    if arguments.page is not None:
-        load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-        text = (
-            "# What the worker process costs\n\n"
-            f"Medians of the wall clock, and means of CPU time (curator and worker together), over {arguments.steps} "
-            "steps, asked in turn from two curators that differ in `compute.isolation` alone. The papers' LeNet-like "
-            "extractor, random records of 28 x 28, 200 directions, no padding, loopback; "
-            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load average {load}.\n\n"
-        )
-        arguments.page.write_text(text + "\n".join([*lines, "", "`python -m benchmarks.worker`", ""]), encoding="utf-8")
+        sites = {"plain": plain, "worker": confined}
+        jobs = [
+            ({"step": case.name, "steps": steps}, functools.partial(measured, sites, case, steps)) for case in CASES
+        ]
+        rows = Rows(RESULTS, arguments.results).run(jobs, again=True)
+    text = (
+        "# What the worker process costs\n\n"
+        f"Medians of the wall clock, and means of CPU time (curator and worker together), over {steps} "
+        "steps, asked in turn from two curators that differ in `compute.isolation` alone. The papers' LeNet-like "
+        "extractor, random records of 28 x 28, 200 directions, no padding, loopback; "
+        f"torch {torch.__version__}, {rows[0]['machine']}.\n\n"
+    )
+    written(f"{text}{table(rows, COLUMNS)}\n`python -m benchmarks.worker`\n", arguments.page)
 
 
 if __name__ == "__main__":

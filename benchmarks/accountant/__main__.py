@@ -1,4 +1,7 @@
-"""The pages docs/privacy/accountant*.md and the first one's figure, into `measured` if no file is named."""
+"""The pages docs/privacy/accountant*.md and the first one's figure, into `measured` if no file is named.
+
+Each but the figure's writes its numbers as rows of --results, too. Takes no seeds: nothing is drawn.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import argparse
 import importlib
 from pathlib import Path
 
-from benchmarks.records import MEASURED
+from benchmarks.records import MEASURED, Rows, options
 
+RESULTS = Path(__file__).parents[1] / "results" / "accountant.json"
 PAGES = {
     "table": ("accountant.md", "sigma and epsilon for the papers' settings, and the figure (half a minute)"),
     "figure": ("figures/epsilon-vs-steps.png", "the figure alone"),
@@ -22,14 +26,16 @@ def main() -> None:
     for name, (page, description) in PAGES.items():
         command = commands.add_parser(name, help=description, description=description)
         command.add_argument("--page", type=Path, default=MEASURED / page, help=f"default {MEASURED / page}")
+        options(command, RESULTS)
     arguments = parser.parse_args()
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
     # Only `figure` needs matplotlib and only `speed` dp_accounting.
-    importlib.import_module(f"benchmarks.accountant.{arguments.command}").write(arguments.page)
+    rows = Rows(RESULTS, arguments.results)
+    importlib.import_module(f"benchmarks.accountant.{arguments.command}").write(arguments.page, rows)
     if arguments.command == "table":
         figure = arguments.page.parent / PAGES["figure"][0]
         figure.parent.mkdir(parents=True, exist_ok=True)
-        importlib.import_module("benchmarks.accountant.figure").write(figure)
+        importlib.import_module("benchmarks.accountant.figure").write(figure, rows)
     print(f"wrote {arguments.page}")
 
 

@@ -6,6 +6,7 @@ nothing of it comes from this project's code.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import replace
@@ -15,7 +16,8 @@ import mpmath  # type: ignore[import-untyped]
 import numpy as np
 
 from benchmarks.accountant.contenders import autodp_step
-from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
+from benchmarks.accountant.settings import SETTINGS, Setting
+from benchmarks.records import Row, Rows, table
 from dpswd.shared.accounting.amplification import log_moments
 from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.costs import step_costs
@@ -34,37 +36,55 @@ MAPS = (
 )
 
 
-def write(path: Path) -> None:
+_COLUMNS = {
+    "d, k, b of n": "{crosscheck}",
+    "σ": "{sigmas[0]:g} to {sigmas[1]:g}",
+    "ε(2)": "{costs[0]:.1e} to {costs[1]:.1e}",
+    "autodp, lowest": "{autodp_lowest}",
+    "autodp, highest": "{autodp_highest}",
+    "dpswd, lowest": "{dpswd_lowest}",
+    "dpswd, highest": "{dpswd_highest}",
+    "charge": "{charge:.2f}",
+}
+
+
+def write(path: Path, rows: Rows) -> None:
     """Compute the table and write the page."""
-    heads = [
-        "d, k, b of n",
-        "σ",
-        "ε(2)",
-        "autodp, lowest",
-        "autodp, highest",
-        "dpswd, lowest",
-        "dpswd, highest",
-        "charge",
-    ]
-    rows = []
-    for setting, sigmas in MAPS:
-        truths = {sigma: theorem_27(setting, sigma) for sigma in sigmas}
-        charge = max(
-            cost / true
-            for sigma, truth in truths.items()
-            for cost, true in zip(_charged(setting, sigma), truth, strict=True)
-        )
-        errors = []
-        for of in (_autodp, _ours):
-            extremes = [_extremes(of(setting, sigma), truth) for sigma, truth in truths.items()]
-            errors += [_error(min(low for low, _ in extremes)), _error(max(high for _, high in extremes))]
-        costs = [f"{truth[0]:.1e}" for truth in truths.values()]
-        named = f"{setting.features}, {setting.directions}, {setting.batch} of {setting.records}"
-        rows.append([named, f"{sigmas[0]:g} to {sigmas[-1]:g}", f"{costs[0]} to {costs[-1]}", *errors, f"{charge:.2f}"])
-    page = f"{_HEAD}\n{markdown_table(heads, rows)}\n"
+    found = rows.run(
+        [
+            (
+                {"crosscheck": f"{setting.features}, {setting.directions}, {setting.batch} of {setting.records}"},
+                functools.partial(measured, setting, sigmas),
+            )
+            for setting, sigmas in MAPS
+        ],
+        again=True,
+    )
+    told = [{**row, **{name: _error(value) for name, value in row["errors"].items()}} for row in found]
+    page = f"{_HEAD}\n{table(told, _COLUMNS)}"
     path.write_text(page, encoding="utf-8")
     print(page)
     print(f"wrote {path}")
+
+
+def measured(setting: Setting, sigmas: tuple[float, ...]) -> Row:
+    """Extreme relative errors of both, over orders and noises, and the largest part that is charged."""
+    truths = {sigma: theorem_27(setting, sigma) for sigma in sigmas}
+    errors = {}
+    for name, of in (("autodp", _autodp), ("dpswd", _ours)):
+        extremes = [_extremes(of(setting, sigma), truth) for sigma, truth in truths.items()]
+        errors[f"{name}_lowest"] = min(low for low, _ in extremes)
+        errors[f"{name}_highest"] = max(high for _, high in extremes)
+    return {
+        "sigmas": [sigmas[0], sigmas[-1]],
+        "costs": [truths[sigmas[0]][0], truths[sigmas[-1]][0]],
+        "errors": errors,
+        "charge": max(
+            cost / true
+            for sigma, truth in truths.items()
+            for cost, true in zip(_charged(setting, sigma), truth, strict=True)
+        ),
+    }
 
 
 def theorem_27(setting: Setting, sigma: float) -> list[float]:

@@ -11,6 +11,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.accountant.settings import PUBLISHED, Setting
+from benchmarks.records import Rows
 from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
 from dpswd.shared.core.privacy.events import RunEvent
@@ -32,7 +33,7 @@ LINES = {
 }
 
 
-def write(path: Path) -> None:
+def write(path: Path, rows: Rows) -> None:  # noqa: ARG001 - a picture has no rows of its own
     """Draw two panels: the published sigma, and the sigma that auto needs for epsilon 3."""
     setting = PUBLISHED[1].setting
     ours = calibrate_sigma(setting.rows, epsilon=3.0, delta=setting.delta)

@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.accountant import contenders
 from benchmarks.accountant.memory import MEASURED
 from benchmarks.accountant.settings import SETTINGS, Setting, markdown_table
+from benchmarks.records import Row, Rows
 from dpswd.shared.accounting import profile
 from dpswd.shared.accounting.amplification import renyi_curve
 from dpswd.shared.accounting.bounds import Bound
@@ -76,15 +77,31 @@ class Ratio:
         """Whether a curator prices so."""
         return "`auto`" in self.ours or self.ours == LEDGER
 
+    @property
+    def row(self) -> Row:
+        """To be written."""
+        return {"ours_s": self.our_time, "theirs_s": self.their_time, "ratio": self.ratio}
+
     def line(self) -> list[str]:
         times = (_duration(self.our_time), _duration(self.their_time))
         shown = f"**{self.ratio:.3g}**" if self.missed else f"{self.ratio:.3g}"
         return [self.problem, self.ours, times[0], self.theirs, times[1], shown]
 
 
-def write(path: Path) -> None:
+def write(path: Path, rows: Rows) -> None:
     """Measure everything in this one process, print it, and write the page with what a curator runs and what missed."""
-    calibration, (composition, linearity), admission = _calibration(), _composition(), _admission()
+    calibration, composition, linearity = [], [], ""
+
+    def measured() -> Row:
+        nonlocal linearity
+        calibration.extend(_calibration())
+        found, linearity = _composition()
+        composition.extend(found)
+        ratios = {f"{one.problem}: {one.ours} beside {one.theirs}": one.row for one in [*calibration, *composition]}
+        return {"ratios": ratios, "admission": _admission()}
+
+    (row,) = rows.run([({"measure": "speed"}, measured)], again=True)
+    admission = _admission_table(row["admission"])
     page = [
         _HEAD,
         _CALIBRATION,
@@ -265,7 +282,8 @@ FEATURES = (64, 96, 320, 500, 784, 1_024, 2_048, 4_096, 10_000)
 DIRECTIONS = (7, 30, 150, 64, 333, 500, 100, 1_000, 2_000)
 
 
-def _admission() -> str:
+def _admission() -> Row:
+    """Seconds, of the sorts of runs in turn the median and the worst, and megabytes."""
     setting = MNIST_USPS
     plan = setting.rows(1.2)
     budget = filter_for(PrivacyBudget(EPSILON, setting.delta), plan)
@@ -284,33 +302,34 @@ def _admission() -> str:
         whole_run.append(_timed(functools.partial(budget.price, run), cold=True))
         second_opinion.append(_timed(functools.partial(check_with_autodp, run), cold=True))
     base, peak = _peak_memory()
+    of_new = {"step_s": one_step, "run_s": whole_run, "second_opinion_s": second_opinion}
+    medians = {name: statistics.median(each) for name, each in {"known_s": times, **of_new}.items()}
+    worst = {f"worst_{name}": max(each) for name, each in of_new.items()}
+    return {**medians, **worst, "imported_mb": base, "peak_mb": peak}
+
+
+def _admission_table(row: Row) -> str:
+    def new(name: str) -> str:
+        return f"{_duration(row[name])}, worst {_duration(row[f'worst_{name}'])}"
+
     rows = [
-        ["known parameters: price and admit", _duration(statistics.median(times)), "20 µs", _met(times, 20e-6)],
+        ["known parameters: price and admit", _duration(row["known_s"]), "20 µs", _met(row["known_s"], 20e-6)],
         [
             "new (d, k), cold, a step in a session of adaptive charges",
-            f"{_duration(statistics.median(one_step))}, worst {_duration(max(one_step))}",
-            "0.5 s",
-            _met([max(one_step)], 0.5),
+            new("step_s"), "0.5 s", _met(row["worst_step_s"], 0.5),
         ],
+        ["new (d, k), cold, a committed run with its PLD", new("run_s"), "0.5 s", _met(row["worst_run_s"], 0.5)],
+        ["autodp's second opinion on a new run", new("second_opinion_s"), "–", ""],
         [
-            "new (d, k), cold, a committed run with its PLD",
-            f"{_duration(statistics.median(whole_run))}, worst {_duration(max(whole_run))}",
-            "0.5 s",
-            _met([max(whole_run)], 0.5),
+            f"peak memory, {MEASURED}", f"{row['peak_mb']:.0f} MB ({row['imported_mb']:.0f} MB after import)",
+            "300 MB", _met(row["peak_mb"], 300.0),
         ],
-        [
-            "autodp's second opinion on a new run",
-            f"{_duration(statistics.median(second_opinion))}, worst {_duration(max(second_opinion))}",
-            "–",
-            "",
-        ],
-        [f"peak memory, {MEASURED}", f"{peak:.0f} MB ({base:.0f} MB after import)", "300 MB", _met([peak], 300.0)],
-    ]
+    ]  # fmt: skip
     return markdown_table(["what", "measured", "wanted below", "met"], rows)
 
 
-def _met(values: Sequence[float], limit: float) -> str:
-    return "yes" if statistics.median(values) < limit else "**no**"
+def _met(value: float, limit: float) -> str:
+    return "yes" if value < limit else "**no**"
 
 
 def _peak_memory() -> tuple[float, float]:

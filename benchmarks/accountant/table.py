@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from benchmarks.accountant.settings import (
@@ -14,6 +15,7 @@ from benchmarks.accountant.settings import (
     markdown_table,
     show,
 )
+from benchmarks.records import Row, Rows
 from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
 from dpswd.shared.core.errors import InvalidValue
@@ -34,9 +36,15 @@ COMPARED = [setting for setting in SETTINGS if setting.features != 320]
 """With coefficients: d = 320 gives the ratios of d = 784."""
 
 
-def write(path: Path) -> None:
-    """Compute everything and write the page."""
-    sigmas = {(setting, bound): _sigmas(setting, bound) for setting in SETTINGS for bound in COLUMNS}
+def write(path: Path, rows: Rows) -> None:
+    """Compute everything and write the page; each setting's sigmas are a row."""
+    jobs = [({"sigmas": setting.name}, functools.partial(_measured, setting)) for setting in SETTINGS]
+    found = rows.run(jobs, again=True)
+    sigmas = {
+        (setting, bound): tuple(row["bounds"][bound.value].values())
+        for setting, row in zip(SETTINGS, found, strict=True)
+        for bound in COLUMNS
+    }
     path.write_text(
         "\n".join(
             [
@@ -52,8 +60,13 @@ def write(path: Path) -> None:
     print(f"wrote {path}")
 
 
-def _sigmas(setting: Setting, bound: Bound) -> tuple[float, ...]:
-    return tuple(calibrate_sigma(setting.rows, epsilon=target, delta=setting.delta, bound=bound) for target in TARGETS)
+def _measured(setting: Setting) -> Row:
+    """By bound and epsilon."""
+
+    def sigma(bound: Bound, target: float) -> float:
+        return calibrate_sigma(setting.rows, epsilon=target, delta=setting.delta, bound=bound)
+
+    return {"bounds": {bound.value: {f"{each:g}": sigma(bound, each) for each in TARGETS} for bound in COLUMNS}}
 
 
 Sigmas = dict[tuple[Setting, Bound], tuple[float, ...]]

@@ -9,4 +9,5 @@ Two neighbouring data sets, D and D', differ in one record: the canary. For each
 a real ledger and a real gRPC server on loopback; a client attacks both in the same way and computes, for each release
 or run, how likely it is under D' against D. From how often it can tell them apart follows a lower bound on epsilon
 that no correct claim may fall below. The same audit of curators with one deliberate fault each must catch every one.
+Hours with a live service; each curator's row is in --results when it is done.
 """

@@ -1,8 +1,12 @@
-"""The page docs/privacy/audit.md: canary attacks on live curators, honest and broken."""
+"""The page docs/privacy/audit.md: canary attacks on live curators, honest and broken.
+
+Takes no seeds: an attacker chooses no curator's randomness.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import sys
@@ -17,8 +21,9 @@ from benchmarks.audit.faults import FAULTLESS, FAULTS
 from benchmarks.audit.means import ATTACKS
 from benchmarks.audit.report import Setup, page
 from benchmarks.audit.trials import Audit, Finding
-from benchmarks.records import MEASURED
+from benchmarks.records import MEASURED, Row, Rows, options
 
+RESULTS = Path(__file__).parents[1] / "results" / "audit.json"
 _SAMPLES = "run of samples"
 _REUSED = "sample reused across steps"
 
@@ -45,6 +50,7 @@ def main() -> None:
         "--mock", action="store_true", help="no service; bounds by the noise's law only where they take a moment"
     )
     parser.add_argument("--page", type=Path, default=MEASURED / "audit.md", help="the Markdown file to write")
+    options(parser, RESULTS)
     arguments = parser.parse_args()
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
     chosen = [attack for attack in ATTACKS if arguments.attacks is None or attack.name in arguments.attacks]
@@ -58,10 +64,9 @@ def main() -> None:
     )
     begun = time.monotonic()
     findings: dict[str, list[Finding]] = {}
-    for name in arguments.curators:
-        singles = arguments.trials if name == FAULTLESS else arguments.broken_trials
 
-        def trials(attack: Attack, name: str = name, singles: int = singles) -> int:
+    def measured(name: str, singles: int) -> Row:
+        def trials(attack: Attack) -> int:
             if attack.name == _SAMPLES:
                 return arguments.runs if name in (FAULTLESS, _REUSED) else max(40, arguments.runs // 10)
             if attack.steps > 1:
@@ -69,8 +74,7 @@ def main() -> None:
             # Without a bound by the noise's law the same proof takes twice the trials.
             return singles if audit.noise_bounds or attack.is_constant else 2 * singles
 
-        if seeing(name, chosen):
-            findings[name] = audit.audit(name, seeing(name, chosen), trials=trials)
+        findings[name] = audit.audit(name, seeing(name, chosen), trials=trials)
         setup = Setup(
             command=shlex.join(["python", "-m", "benchmarks.audit", *sys.argv[1:]]),
             delta=audit.delta,
@@ -81,6 +85,16 @@ def main() -> None:
         )
         # After each curator: a long audit that is interrupted has told what it found.
         arguments.page.write_text(page(findings, chosen, setup), encoding="utf-8")
+        return {"attacks": {f"{one.attack}, {one.score}": one.figures for one in findings[name]}}
+
+    jobs = []
+    for name in arguments.curators:
+        if seeing(name, chosen):
+            singles = arguments.trials if name == FAULTLESS else arguments.broken_trials
+            asked = {"trials": singles, "runs": arguments.runs, "delta": audit.delta, "alpha": audit.alpha}
+            settings = {"curator": name, **asked, "served": audit.served, "process": audit.process}
+            jobs.append((settings, functools.partial(measured, name, singles)))
+    Rows(RESULTS, arguments.results).run(jobs, again=True)
     print(f"wrote {arguments.page}")
     refuted = [one.attack for one in findings.get(FAULTLESS, []) if one.caught]
     missed = [name for name, rows in findings.items() if name != FAULTLESS and not any(one.caught for one in rows)]

@@ -80,6 +80,15 @@ class Finding:
         return self.proved > self.claim.ledger or dependent
 
     @property
+    def figures(self) -> dict[str, float | bool | None]:
+        """To be written."""
+        return {
+            "trials": self.trials, "claimed": self.claim.ledger, "exact": self.claim.exact, "proved": self.free.epsilon,
+            "proved_by_the_noise": self.noise, "dependence": self.dependence, "caught": self.caught,
+            "seconds": round(self.seconds, 1),
+        }  # fmt: skip
+
+    @property
     def proved(self) -> float:
         """The larger of the lower bounds on epsilon."""
         return max(self.free.epsilon, self.noise or 0.0)

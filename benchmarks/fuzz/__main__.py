@@ -1,6 +1,6 @@
 """Sends mutated requests of every RPC to a whole curator and holds each answer against what must be true of it.
 
-    python -m benchmarks.fuzz [--inputs 1000000] [--seed 0] [--isolation in-process] [--page FILE]
+    python -m benchmarks.fuzz [--inputs 1000000] [--seeds 0] [--isolation in-process] [--page FILE]
 
 After every single request: the answer is of the RPC's type or a refusal with a known reason and a text (never an
 incident), it came within 20 s, the budget changed only if a run was opened, and never beyond what the operator set. A
@@ -10,6 +10,7 @@ request that breaks one of these is written to --findings with the RPC's name, a
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import resource
 import sys
@@ -21,7 +22,9 @@ from pathlib import Path
 from benchmarks.fuzz import seeds
 from benchmarks.fuzz.mutation import Mutator
 from benchmarks.fuzz.site import Finding, Site
+from benchmarks.records import Row, Rows, options, table, written
 
+RESULTS = Path(__file__).parents[1] / "results" / "fuzz.json"
 SHARES = {"Describe": 1, "UploadExtractor": 5, "UploadSource": 4, "OpenRun": 2, "DrawStep rows": 4,
           "DrawStep quantiles": 2, "DrawStep gradient of rows": 5, "DrawStep gradient of quantiles": 3,
           "DrawStep evaluation": 3, "DrawStep critic": 4, "RequestBudget": 1}  # fmt: skip
@@ -35,26 +38,29 @@ _REPORT_S = 30.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--inputs", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop early after as long")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="of each seed")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop a seed early after as long")
     parser.add_argument("--isolation", choices=("in-process", "process"), default="in-process")
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     parser.add_argument("--page", type=Path, help="a Markdown file for the page")
-    options = parser.parse_args()
+    options(parser, RESULTS, seeds=(0,))
+    chosen = parser.parse_args()
+    every = [{"seed": seed, "inputs": chosen.inputs, "isolation": chosen.isolation} for seed in chosen.seeds]
+    rows = Rows(RESULTS, chosen.results).run([(asked, functools.partial(measured, chosen, **asked)) for asked in every])
+    written("\n".join(map(page, rows)), chosen.page)
+    return 1 if any(row["findings"] for row in rows) else 0
+
+
+def measured(chosen: argparse.Namespace, *, seed: int, inputs: int, isolation: str) -> Row:
+    """One campaign against a curator of its own."""
     with (
-        tempfile.TemporaryDirectory(prefix="dpswd-fuzz-", dir=options.directory) as directory,
-        Site(Path(directory), isolation=options.isolation) as site,
+        tempfile.TemporaryDirectory(prefix="dpswd-fuzz-", dir=chosen.directory) as directory,
+        Site(Path(directory), isolation=isolation) as site,
     ):
-        campaign = Campaign(site, options.seed, options.findings)
-        campaign.run(options.inputs, seconds=options.seconds)
-    isolation = "" if options.isolation == "in-process" else f" --isolation {options.isolation}"
-    page = campaign.page(f"python -m benchmarks.fuzz --inputs {options.inputs} --seed {options.seed}{isolation}")
-    print(page)
-    if options.page:
-        options.page.write_text(page, encoding="utf-8")
-    return 1 if campaign.findings else 0
+        campaign = Campaign(site, seed, chosen.findings)
+        campaign.run(inputs, seconds=chosen.seconds)
+    return campaign.figures()
 
 
 class Campaign:
@@ -104,29 +110,51 @@ class Campaign:
             (self._directory / f"{len(self.findings):04d}-{method_of(kind)}.bin").write_bytes(data)
             print(f"finding {len(self.findings)}: {text[:400]}", file=sys.stderr, flush=True)
 
-    def page(self, command: str) -> str:
-        """The table of outcomes as Markdown."""
-        sent = f"{sum(self.outcomes.values()):,} mutated requests in {self.seconds:,.0f} s"
-        early, late = (f"{size / 2**20:,.0f} MiB" for size in self.memory)
-        lines = [
-            "# Fuzzing the curator",
-            "",
-            f"`{command}`: {sent}; {len(self.findings)} broke a promise.",
-            f"{self.opened:,} opened a run and were charged for it; no other changed the budget.",
-            f"Resident memory: {early} after a tenth of them, {late} at the end.",
-            "",
-            "| request | answered | refused | undecodable | slowest | refusals by reason |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ]
+    def figures(self) -> Row:
+        """What became of the requests, by kind; memory in MiB after a tenth of them and at the end."""
+        by_kind: dict[str, Row] = {}
         for kind in KINDS:
             reasons = Counter({reason: n for (of, reason), n in self.outcomes.items() if of == kind})
             answered, broken = reasons.pop("OK", 0), reasons.pop("UNDECODABLE", 0)
-            by_reason = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-            lines.append(
-                f"| {kind} | {answered:,} | {reasons.total():,} | {broken:,} | "
-                f"{1e3 * self.slowest.get(kind, 0.0):,.0f} ms | {by_reason} |"
-            )
-        return "\n".join([*lines, "", *(f"- {finding}" for finding in self.findings), ""]).rstrip() + "\n"
+            slowest_ms = 1e3 * self.slowest.get(kind, 0.0)
+            counted = {"answered": answered, "refused": reasons.total(), "undecodable": broken}
+            by_kind[kind] = {**counted, "slowest_ms": slowest_ms, "reasons": dict(reasons.most_common())}
+        return {
+            "sent": self.outcomes.total(),
+            "sent_s": self.seconds,
+            "opened": self.opened,
+            "mib": [size / 2**20 for size in self.memory],
+            "findings": self.findings,
+            "kinds": by_kind,
+        }
+
+
+_COLUMNS = {
+    "request": "{kind}",
+    "answered": "{answered:,}",
+    "refused": "{refused:,}",
+    "undecodable": "{undecodable:,}",
+    "slowest": "{slowest_ms:,.0f} ms",
+    "refusals by reason": "{by_reason}",
+}
+
+
+def page(row: Row) -> str:
+    """The table of outcomes as Markdown."""
+    isolation = "" if row["isolation"] == "in-process" else f" --isolation {row['isolation']}"
+    command = f"python -m benchmarks.fuzz --inputs {row['inputs']} --seeds {row['seed']}{isolation}"
+    early, late = row["mib"]
+    kinds = [
+        {"kind": kind, "by_reason": ", ".join(f"{reason} {n:,}" for reason, n in each["reasons"].items()), **each}
+        for kind, each in row["kinds"].items()
+    ]
+    return f"""# Fuzzing the curator
+
+`{command}`: {row["sent"]:,} mutated requests in {row["sent_s"]:,.0f} s; {len(row["findings"])} broke a promise.
+{row["opened"]:,} opened a run and were charged for it; no other changed the budget.
+Resident memory: {early:,.0f} MiB after a tenth of them, {late:,.0f} MiB at the end.
+
+{table(kinds, _COLUMNS)}{"".join(f"- {finding}{chr(10)}" for finding in row["findings"])}"""
 
 
 def method_of(kind: str) -> str:

@@ -1,6 +1,6 @@
 """Sends random graphs of the whole vocabulary to a whole curator: uploaded, opened as a run, drawn a step of.
 
-    python -m benchmarks.fuzz.graphs [--graphs 5000] [--seed 0] [--isolation in-process]
+    python -m benchmarks.fuzz.graphs [--graphs 5000] [--seeds 0] [--isolation in-process]
 
 Each graph has up to a dozen nodes of any words that fit one another, weights of ordinary, huge, tiny or no size, and a
 run that adapts some of its parameters, whether a gradient reaches them or not. Whatever is wrong with it must be said
@@ -11,6 +11,7 @@ that breaks this is written to --findings, and the exit status is then 1.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import random
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.site import RECORD_SHAPE, Finding, Site
+from benchmarks.records import Row, Rows, options
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
@@ -34,6 +36,7 @@ from dpswd.shared.sandbox.operations import Shape
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 from dpswd.shared.sandbox.weights import weights_to_bytes
 
+RESULTS = Path(__file__).parents[1] / "results" / "fuzz-graphs.json"
 BATCH = 16
 MOST_VALUES = 4096
 """Numbers of one value: shapes decide, not sizes."""
@@ -271,24 +274,29 @@ class Campaign:
         return reason == "OK"
 
 
+def measured(chosen: argparse.Namespace, *, seed: int, graphs: int, isolation: str) -> Row:
+    """One campaign against a curator of its own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dpswd-graphs-", dir=chosen.directory) as directory,
+        Site(Path(directory), isolation=isolation, storage_objects=100_000) as site,
+    ):
+        campaign = Campaign(site, random.Random(seed), chosen.findings)
+        campaign.run(graphs, tell=lambda text: print(text, file=sys.stderr, flush=True))
+    outcomes = {f"{method}: {reason}": count for (method, reason), count in sorted(campaign.outcomes.items())}
+    return {"words": len(campaign.words), "findings": campaign.findings, "outcomes": outcomes}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--graphs", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--graphs", type=int, default=5000, help="of each seed")
     parser.add_argument("--isolation", choices=("in-process", "process"), default="in-process")
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
-    options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="dpswd-graphs-", dir=options.directory) as directory,
-        Site(Path(directory), isolation=options.isolation, storage_objects=100_000) as site,
-    ):
-        campaign = Campaign(site, random.Random(options.seed), options.findings)
-        campaign.run(options.graphs, tell=lambda text: print(text, file=sys.stderr, flush=True))
-    print(f"{options.graphs:,} graphs of {len(campaign.words)} words, {len(campaign.findings)} findings")
-    for (method, reason), count in sorted(campaign.outcomes.items()):
-        print(f"{method}: {reason} {count:,}")
-    return 1 if campaign.findings else 0
+    options(parser, RESULTS, seeds=(0,))
+    chosen = parser.parse_args()
+    every = [{"seed": seed, "graphs": chosen.graphs, "isolation": chosen.isolation} for seed in chosen.seeds]
+    rows = Rows(RESULTS, chosen.results).run([(asked, functools.partial(measured, chosen, **asked)) for asked in every])
+    return 1 if any(row["findings"] for row in rows) else 0
 
 
 if __name__ == "__main__":

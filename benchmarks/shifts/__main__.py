@@ -22,7 +22,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -68,17 +68,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command in ("run", "composed"):
         cells, stored = (all_cells(), RESULTS) if arguments.command == "run" else (composed_cells(), COMPOSED)
-        results = arguments.results or records.MEASURED / stored.name
-        done = {_key(run) for run in read(results)}
-        left = (cell for cell in _asked(arguments, cells) if _key(asdict(cell)) not in done)
-        _run(left, arguments, results, {"chosen": any(_selection(arguments))})
+        rows = records.Rows(stored, arguments.results)
+        done = {_key(run) for run in read(rows.path)}
+        asked = [*_asked(arguments, cells)]
+        left = [cell for cell in asked if _key(asdict(cell)) not in done]
+        _run(left, arguments, rows, said={"chosen": any(_selection(arguments))}, there=len(asked) - len(left))
     elif arguments.command == "repeat":
-        results = arguments.results or records.MEASURED / REPEATS.name
-        times = Counter(_key(run) for run in read(results))
-        asked = _asked(arguments, [*all_cells(), *composed_cells()])
-        left = (cell for cell in asked for _ in range(arguments.times - times[_key(asdict(cell))]))
-        _run(left, arguments, results, {})
-        print(repeated(read(results)))
+        rows = records.Rows(REPEATS, arguments.results)
+        times = Counter(_key(run) for run in read(rows.path))
+        asked = [*_asked(arguments, [*all_cells(), *composed_cells()])]
+        left = [cell for cell in asked for _ in range(arguments.times - times[_key(asdict(cell))])]
+        _run(left, arguments, rows, said={}, there=arguments.times * len(asked) - len(left))
+        print(repeated(read(rows.path)))
     elif arguments.command == "write":
         records.written(page(read(arguments.results or RESULTS), read(UNSEEN), read(COMPOSED)), arguments.page)
     elif arguments.format == "json":
@@ -93,7 +94,11 @@ def _several(of: type) -> Callable[[str], list[Any]]:
 
 
 def _key(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(run[key] for key in ("source", "shift", "records", "epsilon", "seed"))
+    return tuple(_settings(run).values())
+
+
+def _settings(run: Mapping[str, Any]) -> records.Row:
+    return {key: run[key] for key in ("source", "shift", "records", "epsilon", "seed")}
 
 
 def _selection(arguments: argparse.Namespace) -> tuple[list[Any] | None, ...]:
@@ -107,9 +112,12 @@ def _asked(arguments: argparse.Namespace, cells: Iterable[Cell]) -> Iterator[Cel
             yield cell
 
 
-def _run(left: Iterator[Cell], arguments: argparse.Namespace, results: Path, said: dict[str, Any]) -> None:
-    """Runs cells side by side and writes each to `results` when it has ended, with what is `said` of all."""
-    begun = time.monotonic()
+def _run(
+    cells: Sequence[Cell], arguments: argparse.Namespace, rows: records.Rows, *, said: dict[str, Any], there: int
+) -> None:
+    """Runs cells side by side and writes each when it has ended, with what is `said` of all."""
+    rows.begin([_settings(asdict(cell)) for cell in cells], there=there)
+    begun, left = time.monotonic(), iter(cells)
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         under_way: set[Future[dict[str, Any]]] = set()
         while True:
@@ -124,8 +132,7 @@ def _run(left: Iterator[Cell], arguments: argparse.Namespace, results: Path, sai
                     print(f"a cell failed: {failed!r}", file=sys.stderr)
                     continue
                 row = one.result() | said
-                records.append(results, row)
-                print(json.dumps(row), flush=True)
+                rows.add(_settings(row), row)
 
 
 if __name__ == "__main__":

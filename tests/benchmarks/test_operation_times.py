@@ -101,15 +101,18 @@ def test_the_quantum_covers_operations_in_combination():
     assert ratio <= QUANTUM_OVER_TRIAL
 
 
-def test_the_check_s_exit_status_follows_what_is_certain(monkeypatch, capsys):
+def test_the_check_s_exit_status_follows_what_is_certain(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
     good = operation_times.Figure("add", False, {"zero": Bounds(0.98, 1.0, 1.02)}, 1e-4)
     unsure = replace(good, name="mul", kinds={"zero": Bounds(0.9, 1.0, 1.1)})
     bad = replace(good, name="elu", kinds={"zero": Bounds(2.0, 3.0, 4.0)})
     for figures, planted, status in (
-        ([good], [], 0), ([good, unsure], [], 1), ([good, bad], [], 1), ([bad, unsure], ["--planted", "1.05"], 0),
-        ([bad, good], ["--planted", "1.05"], 1),
+        ([good], [], 0), ([good, unsure], [], 1), ([good, bad], [], 1), ([unsure, bad], ["--planted", "1.05"], 0),
+        ([good, bad], ["--planted", "1.05"], 1),
     ):  # fmt: skip
-        monkeypatch.setattr(operation_times, "measure", lambda *_, given=figures, **__: given)
+        given = {figure.name: figure for figure in figures}
+        monkeypatch.setattr(operation_times, "CASES", [operation_times.Case(name, ()) for name in given])
+        monkeypatch.setattr(operation_times, "measured", lambda case, given=given, **_: given[case.name])
         monkeypatch.setattr("sys.argv", ["operation_times", "--check", *planted])
         assert operation_times.main() == status
         assert capsys.readouterr().out.splitlines()[-2].startswith(figures[-1].name)

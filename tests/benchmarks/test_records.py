@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from pathlib import Path
 
@@ -13,6 +14,18 @@ from benchmarks import records
 FOLDER = Path(records.__file__).parent
 STORED = re.compile(r'(?:"results" / |with_name\()"([\w.-]+\.jsonl?)"')
 WITH_FIGURES = [file for file in FOLDER.rglob("*.py") if STORED.search(file.read_text(encoding="utf-8"))]
+NOT_MEASURING = {
+    "paper/__main__.py": "makes pages and pictures of rows on file",
+    "accountant/memory.py": "a process that `accountant speed` starts",
+    "audit/curators.py": "a process that the audit starts",
+}
+"""Programs without these options, and why."""
+PROGRAMS = [
+    file
+    for file in FOLDER.rglob("*.py")
+    if re.search(r"^def main", file.read_text(encoding="utf-8"), re.MULTILINE)
+    and str(file.relative_to(FOLDER)) not in NOT_MEASURING
+]
 
 
 def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
@@ -58,10 +71,35 @@ def test_options_are_alike():
     assert parser.parse_args(["--seeds", "5,6", "--results", "a.json"]).seeds == (5, 6)
 
 
-@pytest.mark.parametrize("file", WITH_FIGURES, ids=lambda file: file.stem)
-def test_a_benchmark_with_figures_on_file_takes_the_same_options(file):
-    main = re.search(r"^def main", file.read_text(encoding="utf-8"), re.MULTILINE)
-    assert main is None or "options(" in file.read_text(encoding="utf-8"), "takes --results, and --seeds where it has"
+@pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: str(file.relative_to(FOLDER)))
+def test_every_benchmark_takes_the_same_options(file):
+    """And says so where nothing is drawn that a figure depends on."""
+    text = file.read_text(encoding="utf-8")
+    assert re.search(r"\boptions\([^)]*[A-Z]{4}", text), "takes --results, and --seeds where it has, by records.options"
+    assert "Rows(" in text, "measures by records.Rows, which compares and prints as it goes"
+    said = "Takes no seeds:" in " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    assert ("seeds=" in text) is not said, "has seeds, or its docstring says why it takes none"
+    assert '"--seed"' not in text, "records.seeds_option"
+
+
+def test_what_a_test_leaves_out_is_there():
+    assert all((FOLDER / name).exists() for name in NOT_MEASURING)
+
+
+def test_times_are_measured_again_and_others_are_not(tmp_path):
+    own, asked = tmp_path / "own.json", {"seed": 0}
+    rows = records.Rows(tmp_path / "none.json", own)
+    values = iter((1.0, 2.0, 3.0))
+    job = asked, lambda: {"ratio": next(values)}
+    assert [row["ratio"] for row in rows.run([job])] == [1.0]
+    assert [row["ratio"] for row in rows.run([job])] == [1.0]
+    assert [row["ratio"] for row in rows.run([job], again=True)] == [2.0]
+    assert [row["ratio"] for row in records.read(own)] == [1.0, 2.0]
+
+
+def test_a_table_of_rows():
+    text = records.table([{"step": "rows", "ratio": 1.234}], {"step": "{step}", "ratio": "{ratio:.2f}"})
+    assert text == "| step | ratio |\n| --- | --- |\n| rows | 1.23 |\n"
 
 
 @pytest.mark.parametrize("file", [*FOLDER.rglob("*.py")], ids=lambda file: str(file.relative_to(FOLDER)))

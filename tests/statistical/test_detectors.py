@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from signs import ALPHA
 
-from benchmarks.detectors import Verdict, judge, planted, watched
+from benchmarks.detectors import Counts, Verdict, counted, judge, planted, summary, watched
 from benchmarks.operation_times import CASES
 from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
@@ -50,6 +50,21 @@ def test_the_distinguisher_finds_three_percent_and_finds_nothing_in_chance():
     assert judge(made_pairs(generator, 800, share=0.03), generator).pvalue < ALPHA
     assert judge(made_pairs(generator, 800, share=-0.03), generator).pvalue < ALPHA  # earlier is told as well
     assert judge(made_pairs(generator, 2000, overruns=(0.0, 0.2)), generator).pvalue < ALPHA
+
+
+def test_rows_add_up_to_the_verdict_of_one_run():
+    """Rows of 48 pairs, each with its own earlier or later, in one file: what is learned is learned of all."""
+    generator = np.random.default_rng(2)
+    seen = made_pairs(generator, 480, share=-0.01, overruns=(0.05, 0.05))
+    parts = [counted(part, generator) for part in np.split(seen, 10)]
+    assert sum(parts, Counts()) == counted(seen, generator)
+    assert sum(parts, Counts()).verdict == judge(seen, generator)
+    row = {"case": "elu", "planted": 0.03, "pairs": 48, "after_the_first_quantum": 2}
+    rows = [row | {"record": vars(part), "delay": vars(part)} for part in parts]
+    text = summary([*rows, row | {"case": "tanh", "record": vars(parts[0]), "delay": vars(parts[0])}])
+    assert f"the record: {judge(seen, generator)}; planted: {judge(seen, generator)}; 20 replies" in text
+    assert "528 pairs of 2 cases. The record: " in text
+    assert text.endswith(f"3% planted: {judge(seen, generator) + parts[0].verdict}")
 
 
 @pytest.mark.statistical
