@@ -51,7 +51,8 @@ def in_process(records: Tensor, *, epsilon: float, seed: int) -> MockCurator:
 
 
 @functools.cache
-def _trained(data: str, data_dir: Path | None, seed: int) -> tuple[Task, SourceModel]:
+def trained(data: str, data_dir: Path | None, seed: int) -> tuple[Task, SourceModel]:
+    """A task, and a model of its source; `digits` as `dpswd-client demo` trains it."""
     task = load_task(data, data_dir=data_dir)
     settings = read_experiment(None, {"device": "cpu", "source.epochs": _SOURCE_EPOCHS[data]})
     return task, train_source_model(settings, task, seed=seed, progress=False)
@@ -59,7 +60,7 @@ def _trained(data: str, data_dir: Path | None, seed: int) -> tuple[Task, SourceM
 
 def measured(data: str, data_dir: Path | None, *, epsilon: float, steps: int, seed: int) -> Row:
     """Accuracies in percent, before and after."""
-    task, model = _trained(data, data_dir, seed)
+    task, model = trained(data, data_dir, seed)
     problem = Problem(
         model.extractor,
         model.classifier,

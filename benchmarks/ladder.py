@@ -4,7 +4,7 @@
     python -m benchmarks.ladder summary [--format json]     # "noise 4000 1": mean delivered accuracy, in percent
 
 Shifts, networks and hospitals are those of `benchmarks.normalisation`: Fashion-MNIST and a five-layer BatchNorm
-network, MNIST -> USPS stretched, a GRU whose records have an offset. Releases are made in this process by the
+network, MNIST -> USPS stretched, a GRU whose records have an offset; and `digits`, the demo's hospital. Releases are made in this process by the
 curator's own admission, price, clipping, sums and noise, with a seeded source of noise.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.dann import in_process
+from benchmarks.dann import in_process, trained
 from benchmarks.normalisation.__main__ import CACHE, cells, target_of
 from benchmarks.records import Rows, options, read
 from dpswd import adapt
@@ -29,16 +29,22 @@ from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.data.accuracy import accuracy
 
 RESULTS = Path(__file__).parent / "results" / "ladder.json"
+DEMO = {"shift": "digits", "records": 898, "epsilon": 2.0}
 
 
 def measured(cell: dict[str, Any], data_dir: Path, cache: Path) -> dict[str, Any]:
     """One cell, with accuracies in percent and what was asked."""
-    origin, records, test = target_of(cell, data_dir, cache)
+    if cell["shift"] == "digits":
+        task, origin = trained("digits", None, cell["seed"])
+        source, records, test = task.source, task.target, task.target
+    else:
+        origin, records, test = target_of(cell, data_dir, cache)
+        source = origin.source
     hospital = Hospital(in_process(records.images, epsilon=2.0 * cell["epsilon"], seed=cell["seed"]))
     network = nn.Sequential(origin.extractor, origin.classifier)
     begun = time.monotonic(), time.process_time()
     adapted = adapt(
-        network, (origin.source.images, origin.source.labels), hospital,
+        network, (source.images, source.labels), hospital,
         epsilon=cell["epsilon"], seed=cell["seed"], device="cpu", progress=False,
     )  # fmt: skip
     return {
@@ -73,7 +79,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE)
     options(parser, RESULTS, seeds=(5, 6, 7))  # of networks and noise; methods were made on those before
     parser.add_argument("--shifts", default=None, help="with commas; all if not given")
-    parser.add_argument("--sizes", default="4000:1,1000:0.3,7000:0.3,2000:1", help="records and epsilons")
+    parser.add_argument("--sizes", default="4000:1,1000:0.3,7000:0.3,2000:1,898:2", help="records and epsilons")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     asked = parser.parse_args()
     if asked.what == "run":
@@ -81,7 +87,7 @@ def main() -> None:
         shifts, sizes = asked.shifts and asked.shifts.split(","), asked.sizes.split(",")
         chosen = [
             cell
-            for cell in cells(asked.seeds)
+            for cell in [*cells(asked.seeds), *(DEMO | {"seed": seed} for seed in asked.seeds)]
             if (shifts is None or cell["shift"] in shifts) and f"{cell['records']}:{cell['epsilon']:g}" in sizes
         ]
         jobs = [(cell, functools.partial(measured, cell, asked.data_dir, asked.cache)) for cell in chosen]
