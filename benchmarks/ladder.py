@@ -4,8 +4,8 @@
     python -m benchmarks.ladder summary [--format json]     # "noise 4000 1": mean delivered accuracy, in percent
 
 Shifts, networks and hospitals are those of `benchmarks.normalisation`: Fashion-MNIST and a five-layer BatchNorm
-network, MNIST -> USPS stretched, a GRU whose records have an offset; and `digits`, the demo's hospital. Releases are made in this process by the
-curator's own admission, price, clipping, sums and noise, with a seeded source of noise.
+network, MNIST -> USPS stretched, a GRU whose records have an offset; and `digits`, the demo's hospital. Releases are
+made in this process by the curator's own admission, price, clipping, sums and noise, with a seeded source of noise.
 """
 
 from __future__ import annotations
