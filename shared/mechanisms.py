@@ -9,12 +9,24 @@ from importlib import import_module
 from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 
+PUBLISHED = ("rows", "labelled_rows", "gradient", "critic", "sinkhorn", "labelled_gradient")
+"""Names of what only published methods ask for: a curator that has them off says so without loading them."""
+SWITCH = "clients.published_mechanisms"
+"""The setting of a curator that turns them on, as both sides name it."""
 _ANNEX = "dpswd.shared.published_mechanisms"
 
 
 @cache
 def every_mechanism() -> Mapping[str, AnyMechanism]:
-    """What curator, cluster and mock are composed with."""
-    offered: Mapping[str, AnyMechanism] = import_module(_ANNEX).ALL_MECHANISMS
-    assert offered.keys() >= MECHANISMS.keys()
-    return offered
+    """The core's mechanisms and those of published methods."""
+    every: Mapping[str, AnyMechanism] = import_module(_ANNEX).ALL_MECHANISMS
+    return every
+
+
+def mechanisms(*, published: bool) -> Mapping[str, AnyMechanism]:
+    """What a curator is composed with.
+
+    Args:
+        published: whether its operator offers what only published methods ask for.
+    """
+    return every_mechanism() if published else MECHANISMS

@@ -25,7 +25,7 @@ def made_home(
     clients: Mapping[str, str] = ML_TEAM,
     groups: Mapping[str, Mapping[str, object]] | None = None,
 ) -> HomeDirectory:
-    """Makes `directory`/home, delta 1e-5.
+    """Makes `directory`/home, delta 1e-5, with the mechanisms of published methods turned on.
 
     Args:
         directory: exists.
@@ -37,6 +37,7 @@ def made_home(
     if not isinstance(records, RecordsSettings):
         np.save(directory / "records.npy", records)
         records = RecordsSettings(file=directory / "records.npy")
+    groups = {"clients": {"published_mechanisms": True}, **(groups or {})}
     made = home_directory.create(
         directory / "home", records=records, epsilon=epsilon, delta=1e-5, names=["localhost"], groups=groups
     )

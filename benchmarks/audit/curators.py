@@ -32,6 +32,7 @@ BUDGET = 1e4  # thousands of trials are charged to one ledger; what is audited i
 _START_S = 120.0
 # Releases are audited, not their times or the confinement of extractors: no padding of replies, no worker process.
 _OVERRIDES = {
+    "clients.published_mechanisms": "true",
     "listen.host": "localhost",
     "listen.port": "0",
     "compute.device": "cpu",

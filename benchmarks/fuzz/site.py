@@ -119,6 +119,7 @@ class Site:
                 },
                 "compute": {"device": "cpu", "isolation": isolation},
                 "listen": {"port": 0},
+                "clients": {"published_mechanisms": True},
             },
         )
         issued, _ = self._home.authority.make_client(name=CLIENT)

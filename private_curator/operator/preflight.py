@@ -31,7 +31,7 @@ from dpswd.private_curator.records.contract import NO_RANGE, check_contract
 from dpswd.private_curator.records.labels import NO_CLASSES, class_count, load_labels
 from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.settings import tree as configuration
-from dpswd.private_curator.settings.permissions import check_permissions
+from dpswd.private_curator.settings.permissions import check_permissions, switched_on
 from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -40,7 +40,6 @@ from dpswd.shared.certificates import belong_together
 from dpswd.shared.configuration import settings_of
 from dpswd.shared.core.errors import DpswdError, SettingsError
 from dpswd.shared.core.wire import limits
-from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.records.problems import RecordsRefused
 
 MIN_FREE_BYTES = 1 << 30  # stored replies grow by about 50 kB a step: room for some 20,000 steps
@@ -167,7 +166,7 @@ def _explained(error: Exception) -> str:
 
 
 def _settings(site: _Site) -> str:
-    check_permissions(site.settings.clients, every_mechanism())
+    check_permissions(site.settings.clients, switched_on(site.settings.clients))
     return f"{len(settings_of(CuratorSettings))} settings are in order"
 
 

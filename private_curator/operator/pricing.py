@@ -9,13 +9,12 @@ from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.operator.publishing import Preview
 from dpswd.private_curator.records.labels import class_count
 from dpswd.private_curator.serving.service import limits_of
-from dpswd.private_curator.settings.permissions import require_permitted
+from dpswd.private_curator.settings.permissions import require_permitted, switched_on
 from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.shared.core.errors import ExtractorNotApproved, InvalidValue
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, ModelFacts
 from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.wire.checks import invalid
-from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.protocol.publications import Proposal
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
@@ -41,7 +40,8 @@ def priced(proposal: Proposal, *, client: str, books: Register, settings: Curato
     if asked.batch_size != records:
         text = f"is {asked.batch_size}; a publication is of all {records} records: prepare it for this data set"
         raise invalid("proposal.parameters.batch_size", text)
-    require_permitted(settings.clients, every_mechanism(), asked.mechanism, client=client)
+    mechanisms = switched_on(settings.clients)
+    require_permitted(settings.clients, mechanisms, asked.mechanism, client=client)
     if settings.extractors.approval == "listed" and asked.graph_digest not in books.extractors:
         raise ExtractorNotApproved(
             f"the graph {asked.graph_digest} is not approved; `dpswd-curator extractors --approve` lists it"
@@ -52,7 +52,7 @@ def priced(proposal: Proposal, *, client: str, books: Register, settings: Curato
         raise invalid("proposal.graph", str(error)) from error
     run = admit_run(
         asked,
-        mechanisms=every_mechanism(),
+        mechanisms=mechanisms,
         data=DataSetFacts(
             records=records,
             record_shape=model.input_shape,

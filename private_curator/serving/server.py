@@ -33,7 +33,7 @@ from dpswd.private_curator.serving.pacing import Pacer
 from dpswd.private_curator.serving.second_accountant import SecondAccountant
 from dpswd.private_curator.serving.service import CuratorService
 from dpswd.private_curator.serving.turns import Turns
-from dpswd.private_curator.settings.permissions import check_permissions
+from dpswd.private_curator.settings.permissions import check_permissions, switched_on
 from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.private_curator.steps.device_noise import noise_for
 from dpswd.private_curator.steps.engines import make_engine, report
@@ -52,7 +52,6 @@ from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.device_noise.noise import draw_on
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.files import write_public
-from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.sandbox.building import compute_in_full_float32
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["CuratorService"].full_name
@@ -91,7 +90,7 @@ class CuratorServer:
         mechanisms: Mapping[str, AnyMechanism] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        mechanisms = every_mechanism() if mechanisms is None else mechanisms
+        mechanisms = switched_on(settings.clients) if mechanisms is None else mechanisms
         check_permissions(settings.clients, mechanisms)
         device = resolve_device(settings.compute.device)
         compute_in_full_float32()

@@ -202,7 +202,12 @@ class PermissionSettings(SettingsGroup):
         (),
         "What a client may use (docs/privacy/mechanisms.md); * stands for every client that is not named. A client of "
         "which nothing is said may use all.",
-        allowed='list such as ["ml-team=rows,quantiles", "*=evaluation"]',
+        allowed='list such as ["ml-team=quantiles,feature_sums", "*=evaluation"]',
+    )
+    published_mechanisms: bool = setting(
+        False,
+        "Whether clients may ask for what only published methods need: rows, gradient, critic, sinkhorn and their like "
+        "(docs/ml-team/methods.md).",
     )
 
     @field_validator("mechanisms")

@@ -12,6 +12,7 @@ from dpswd.public_client.curator.description import Description
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.mechanisms import PUBLISHED, SWITCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,10 @@ class Recipe(abc.ABC):
         if self.mechanism.name in description.mechanisms:
             return
         why, after = "", "; if you need it, ask the operator to allow it to you (clients.mechanisms)"
+        if self.mechanism.name in PUBLISHED:
+            after = (
+                f"; {self.name} is a published method, whose mechanisms its operator turns on ({SWITCH}): ask for it"
+            )
         if self.mechanism.needs_labels and not description.classes:
             why, after = (
                 ": its operator declares no classes of the records' labels (records.classes); ask the operator",

@@ -30,6 +30,7 @@ _START_S = 180.0  # a loaded machine imports torch within this
 _STOP_S = 25.0  # the curator lets running steps finish for 20 seconds
 _COMMAND = (sys.executable, "-P", "-m", "dpswd.private_curator.cli")
 _CLIENT = "ml-team"
+_SWITCHED_ON = {"DPSWD_CURATOR_CLIENTS__PUBLISHED_MECHANISMS": "true"}  # a rehearsal is of any method
 
 
 class LocalHospital:
@@ -130,7 +131,7 @@ class LocalHospital:
                 [*_COMMAND, "serve", "--home", str(self.home), "--address", "localhost:0"],
                 stdout=log,
                 stderr=log,
-                env=dict(os.environ, DPSWD_CURATOR_COMPUTE__DEVICE=self._device),
+                env=dict(os.environ, DPSWD_CURATOR_COMPUTE__DEVICE=self._device, **_SWITCHED_ON),
             )
         self._pid_file.write_text(str(self._process.pid), encoding="ascii")
         deadline = time.monotonic() + _START_S

@@ -105,6 +105,7 @@ class CuratorProcess:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "DPSWD_CURATOR_COMPUTE__ISOLATION": self.isolation,
+            "DPSWD_CURATOR_CLIENTS__PUBLISHED_MECHANISMS": "true",
             **self.environment,
         }
         with self.log.open("ab") as log:

@@ -67,7 +67,7 @@ class Sites:
         """Of whatever asks this engine for this project's containers."""
         return {
             **os.environ, "DOCKER_HOST": self.address, "DPSWD_VERSION": "test", "COMPOSE_HTTP_TIMEOUT": "300",
-            "CONSOLE_PORT": str(self.console_port),
+            "CONSOLE_PORT": str(self.console_port), "PUBLISHED_MECHANISMS": "true",
         }  # fmt: skip
 
     def tell(self, report: str, *profile: str) -> str:

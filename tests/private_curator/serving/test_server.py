@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -31,6 +33,8 @@ from dpswd.private_curator.storage import home_directory as home
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core import errors
 from dpswd.shared.core.wire.messages import RunParameters
+from dpswd.shared.mechanisms import PUBLISHED
+from dpswd.shared.published_mechanisms import PUBLISHED_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
@@ -238,6 +242,33 @@ def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
     assert list(client.describe().mechanisms) == ["quantiles", "gradient"]
     client = serve(**{"clients.mechanisms": '["somebody-else=rows"]'})
     assert _number(client.send(client.prepare_step(run))) == 2  # allowed again: the charged run goes on
+
+
+def test_what_only_published_methods_need_is_off_until_the_operator_turns_it_on(serve, directory):
+    """Not offered, refused with the setting's name, and a charged run goes on once it is on again."""
+    client = serve()
+    run, spent = _open(client, rows()), client.describe().data_set_budget.epsilon_spent
+    client = serve(**{"clients.published_mechanisms": "false"})
+    assert set(client.describe().mechanisms) == {"quantiles", "distributions", "feature_sums"}
+    says = r"'gradient' is of published methods, which are off here; on are quantiles, .*clients\.published_mechanisms"
+    for validate_only in (True, False):
+        with pytest.raises(errors.RequestInvalid, match=says):
+            client.open_run(_parameters(client, GRADIENT), validate_only=validate_only)
+    with pytest.raises(errors.RequestInvalid, match="'rows' is of published methods"):
+        client.send(client.prepare_step(run))
+    assert client.describe().data_set_budget.epsilon_spent == spent
+    made = home.HomeDirectory(directory / "home")
+    off = {"clients.published_mechanisms": "false", "clients.mechanisms": '["ml-team=rows,quantiles"]'}
+    with pytest.raises(errors.SettingsError, match=r"names rows, .* those are off: set clients.published_mechanisms"):
+        server.CuratorServer(made, settings.load(made.path, off))
+    client = serve()
+    assert _number(client.send(client.prepare_step(run))) == 1
+
+
+def test_the_names_of_published_mechanisms_are_known_without_loading_them():
+    assert set(PUBLISHED) == set(PUBLISHED_MECHANISMS)
+    code = "import sys, dpswd.private_curator.serving.server; assert not [n for n in sys.modules if 'published' in n]"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_permissions_for_what_is_unknown_are_refused_at_start(directory):
