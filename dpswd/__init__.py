@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpswd.private_curator.settings.tree import CuratorSettings
     from dpswd.private_curator.storage.home_directory import HomeDirectory
-    from dpswd.public_client.adaptation.combined import CombinedAdaptation
     from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
     from dpswd.public_client.adaptation.federation import Federation
     from dpswd.public_client.adaptation.hospital import Hospital
@@ -53,7 +52,6 @@ _MODULES = {
     "dpswd.private_curator.settings.tree": ("CuratorSettings",),
     "dpswd.private_curator.storage.home_directory": ("HomeDirectory",),
     "dpswd.shared.core.mechanisms.interface": ("Mechanism",),
-    "dpswd.public_client.adaptation.combined": ("CombinedAdaptation",),
     "dpswd.public_client.ladder.adapt": ("adapt", "plan_ladder"),
     "dpswd.public_client.ladder.adapted": ("Adapted",),
     "dpswd.public_client.adaptation.domain_adaptation": ("DomainAdaptation",),
@@ -88,7 +86,6 @@ __all__ = [
     "Adapter",
     "AllWeights",
     "BudgetExhausted",
-    "CombinedAdaptation",
     "CredentialsInvalid",
     "Curator",
     "CuratorSettings",

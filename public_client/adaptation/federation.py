@@ -20,8 +20,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from torch import Tensor, nn
-
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
@@ -30,7 +28,7 @@ from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.asking import ask_each
 from dpswd.public_client.training.distributed import shared_curators
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.sites import STRAGGLER_S, Group, Site
+from dpswd.public_client.training.sites import STRAGGLER_S
 from dpswd.shared.core.errors import CuratorUnavailable, DpswdError, InvalidValue, ProtocolError, SettingsError
 
 Absent = Literal["set aside", "refuse"]
@@ -291,28 +289,6 @@ class Federation(AbstractContextManager["Federation"]):
 
         return Plans(self._ask(one))
 
-    def open(self, plans: Mapping[str, Plan], extractor: nn.Module) -> FederatedRun:
-        """Opens a run at every site, for a training loop of one's own: **this charges all steps of each**.
-
-        A site that refuses or fails is left out.
-
-        Args:
-            plans: from `plan`.
-            extractor: see `Hospital.open`.
-
-        Returns:
-            The open runs; `FederatedRun.loss` draws one step of each.
-
-        Raises:
-            PrivacyError: no site admits its run.
-            SettingsError: there are plans for sites that are not connected.
-        """
-        self.check_planned(plans)
-        sites = [Site(name, self.hospitals[name].curator, plan, self.weights[name]) for name, plan in plans.items()]
-        group = Group(sites, store=None, straggler_s=self.straggler_s)
-        group.charge_each(lambda site: self.hospitals[site.name].open(site.plan, extractor), parallel=False)
-        return FederatedRun(group)
-
     def check_planned(self, plans: Mapping[str, Plan]) -> None:
         """Refuses plans for sites that are not connected.
 
@@ -345,41 +321,6 @@ class Federation(AbstractContextManager["Federation"]):
         self.lost[name] = error
         self.hospitals.pop(name, None)
         _log.warning("%s is left out (%s: %s)", name, type(error).__name__, error)
-
-
-class FederatedRun(AbstractContextManager["FederatedRun"]):
-    """Open runs of several sites that train one extractor; see `Federation.open`.
-
-    Args:
-        group: with open runs.
-    """
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is closed: what is charged stays charged."""
-
-    def loss(self, features: Tensor) -> Tensor:
-        """One charged step at every site as one scalar loss, the weighted mean; see `ChargedRun.loss`.
-
-        A site that fails, or has used its steps, is left out from then on.
-
-        Args:
-            features: (m, d) of public source records.
-
-        Raises:
-            ProtocolError: no site is left.
-        """
-        group = self.group
-        if not group.unfinished:  # each run says so itself: RunFinished
-            group.each(lambda site: site.run.draw(features))
-        answers = group.step(features)
-        shares = group.shares([site for site in group.sites if site.name in answers])
-        total = features.new_zeros(())
-        for name, answer in answers.items():
-            total = total + shares[name] * answer.loss
-        return total
 
 
 def _first_of(lost: Mapping[str, DpswdError]) -> DpswdError:

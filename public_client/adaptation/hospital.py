@@ -30,14 +30,14 @@ from dpswd.public_client.data.checks import require_contract, require_features
 from dpswd.public_client.generation import GenerationMethod, Generator, Replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.methods.comparison import Comparison, compare
-from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds, evaluate, quoted_for
+from dpswd.public_client.methods.evaluation import Evaluate, evaluate, quoted_for
 from dpswd.public_client.methods.evaluation_report import Report
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.distributed import shared_curators
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release, RequestIds
 from dpswd.shared.core.errors import InvalidValue
 
 
@@ -174,7 +174,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             return plan
         return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None, classifier), plan)[0]
 
-    def open(self, plan: Plan, extractor: nn.Module, *, source: Tensor | None = None) -> ChargedRun:
+    def open(self, plan: Plan, extractor: nn.Module, *, source: Tensor | None = None) -> Release[Any]:
         """Opens a run for a training loop of one's own: **this charges all its steps**.
 
         Args:
@@ -283,7 +283,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         evaluation: Evaluate | Plan | None = None,
         *,
         epsilon: float | None = None,
-        request_ids: EvaluationIds | None = None,
+        request_ids: RequestIds | None = None,
     ) -> Report:
         """Accuracy, confusion matrix and calibration of a model on the hospital's labelled records, noised and charged.
 

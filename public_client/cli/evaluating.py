@@ -13,8 +13,8 @@ from dpswd.public_client.cli.options import DIRECTORY, EXIT_DOES_NOT_FIT, connec
 from dpswd.shared.core.errors import SettingsError, rounded
 
 if TYPE_CHECKING:
-    from dpswd.public_client.methods.evaluation import EvaluationIds
     from dpswd.public_client.plans.plan import Plan
+    from dpswd.public_client.training.run import RequestIds
 
 REQUEST_FILE = "evaluation.json"
 REPORT_FILE = "report.json"
@@ -51,8 +51,9 @@ def evaluate(
     The figures are noised and charged to the same budgets as trainings. What is printed may be published: everything
     in it is differentially private.
     """
-    from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds, accuracy_error, quoted_for
+    from dpswd.public_client.methods.evaluation import Evaluate, accuracy_error, quoted_for
     from dpswd.public_client.methods.evaluation import evaluate as evaluated
+    from dpswd.public_client.training.run import RequestIds
     from dpswd.public_client.training.saved_model import load_adapted
 
     loaded = load_adapted(model, device="cpu")
@@ -69,7 +70,7 @@ def evaluate(
             return
         begun = None if directory is None else _begun(directory, plan)
         if begun is None:
-            plan, ids = quoted_for(hospital.curator, loaded, plan)[0], EvaluationIds()
+            plan, ids = quoted_for(hospital.curator, loaded, plan)[0], RequestIds()
             if directory is not None:
                 _keep(directory, plan, ids)
         else:
@@ -82,21 +83,22 @@ def evaluate(
     tell(output, report.to_json(), report)
 
 
-def _begun(directory: Path, plan: Plan) -> tuple[Plan, EvaluationIds] | None:
+def _begun(directory: Path, plan: Plan) -> tuple[Plan, RequestIds] | None:
     """The evaluation that the directory was begun with; None where there is none.
 
     Raises:
         SettingsError: the directory holds another evaluation.
     """
-    from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds
+    from dpswd.public_client.methods.evaluation import Evaluate
     from dpswd.public_client.plans.plan import Plan
+    from dpswd.public_client.training.run import RequestIds
 
     file = directory / REQUEST_FILE
     if not file.exists():
         return None
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        begun, ids = Plan.from_json(values["plan"], method=Evaluate), EvaluationIds(**values["ids"])
+        begun, ids = Plan.from_json(values["plan"], method=Evaluate), RequestIds(**values["ids"])
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"{file} cannot be read; choose another --directory") from error
     if (begun.method, begun.epsilon) != (plan.method, plan.epsilon):
@@ -107,7 +109,7 @@ def _begun(directory: Path, plan: Plan) -> tuple[Plan, EvaluationIds] | None:
     return begun, ids
 
 
-def _keep(directory: Path, plan: Plan, ids: EvaluationIds) -> None:
+def _keep(directory: Path, plan: Plan, ids: RequestIds) -> None:
     """Writes what a repeat needs, before anything is charged."""
     directory.mkdir(parents=True, exist_ok=True)
     values = {"plan": plan.to_json(), "ids": asdict(ids)}

@@ -42,7 +42,6 @@ from dpswd.public_client.experiments.start import (
 )
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.replay import Replay
-from dpswd.public_client.methods.sliced_run import SlicedRun
 from dpswd.public_client.plans.measured import BATTERIES, modality_of
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.plans.together import foreseen
@@ -50,7 +49,6 @@ from dpswd.public_client.testing.mock import MockCurator
 from dpswd.public_client.training.checkpoint import begun_in
 from dpswd.public_client.training.logs import TrainingLog
 from dpswd.public_client.training.loop import Evaluate
-from dpswd.public_client.training.sites import ALONE
 from dpswd.shared.core.errors import ProtocolError, SettingsError
 from dpswd.shared.devices import resolve_device
 
@@ -425,11 +423,6 @@ def _plots(experiment: Experiment, result: Result, ending: str) -> list[Path]:
         levels = {"source-only": result.source_only, "control (no release)": result.control}
         finite = {name: level for name, level in levels.items() if not math.isnan(level)}
         plots.plot_accuracy(written[-1], drawn, levels=finite, title=title)
-    sites = trained.adaptation.sites if trained.adaptation is not None else {}
-    for name, site in sites.items():
-        if isinstance(site.opened, SlicedRun) and site.opened.first is not None:
-            written.append(directory / f"features{'' if name == ALONE else '-' + name}{ending}.png")
-            plots.plot_features(written[-1], site.opened, title=f"{title}, {name}")
     return written
 
 

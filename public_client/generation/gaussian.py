@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from dpswd.public_client.generation.scaled import Scaled
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import classes_of
 from dpswd.public_client.plans.recipe import not_positive
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
 
 MOST_VALUES = 1024
@@ -60,7 +61,7 @@ class Gaussian(StatisticsGeneration):
             )
         return Scaled(self.low, self.high, self.typical * math.sqrt(values)).eval()
 
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         assert isinstance(features, Scaled), "this method made it"
         laws = classes_of(self.read(run, fitting))

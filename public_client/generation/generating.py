@@ -20,7 +20,7 @@ from dpswd.public_client.plans.declarable import Declarable, quoted
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.distributed import SharedTransport
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.devices import resolve_device
 
@@ -128,7 +128,7 @@ def _features(method: GenerationMethod, description: Description, extractor: nn.
     return method.wrapped(extractor.eval(), description).eval()
 
 
-def _facts(run: ChargedRun, description: Description, *, seed: int, purpose: str) -> Mapping[str, Any]:
+def _facts(run: Release[Any], description: Description, *, seed: int, purpose: str) -> Mapping[str, Any]:
     """Where a generator comes from, in plain values."""
     plan = run.plan
     return {

@@ -6,6 +6,7 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,10 +15,11 @@ from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import Recipe, refuse
 from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 
 Preview = Callable[[Generator], None]
 """Shown a generator that is still being fitted."""
@@ -46,7 +48,13 @@ class Fitting:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationMethod(Recipe):
-    """One way to fit a generator to private labelled records, with its settings."""
+    """One way to fit a generator to private labelled records, with its settings.
+
+    Attributes:
+        run_kind: what reads its releases.
+    """
+
+    run_kind: ClassVar[type[Release[Any]]] = Release
 
     def __post_init__(self) -> None:
         refuse(self.problems())
@@ -95,8 +103,7 @@ class GenerationMethod(Recipe):
         """
         return extractor
 
-    @abc.abstractmethod
-    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
+    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> Release[Any]:
         """Opens, hence charges, the run, or continues the one in the store.
 
         Args:
@@ -108,9 +115,10 @@ class GenerationMethod(Recipe):
         Raises:
             BudgetExhausted: the plan does not fit; nothing was spent.
         """
+        return self.run_kind(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store).open()
 
     @abc.abstractmethod
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """Draws the run's steps and fits a generator to what they say.
 
         Args:

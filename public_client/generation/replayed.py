@@ -22,6 +22,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from dpswd.public_client.generation.scattering import OnSphere, computed, scatte
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 
@@ -108,7 +109,7 @@ class Replayed(StatisticsGeneration):
             width = extractor(torch.full((1, *shape), self.low)).shape[1]
         return nn.Sequential(extractor, OnSphere(width)).eval()
 
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         return self.fitted(
             self.read(run, fitting),

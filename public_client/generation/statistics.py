@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from torch import nn
-
-from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
 from dpswd.public_client.methods.statistics import Statistics
 from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.methods.statistics_method import StatisticsRun
-from dpswd.public_client.plans.declarable import Declarable
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms
-from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 
@@ -28,6 +23,8 @@ _RELEASED = Statistics(prior="none", moments="yes")
 class StatisticsGeneration(GenerationMethod):
     """One release of class statistics with the whole epsilon; whatever is fitted to it costs nothing further."""
 
+    run_kind: ClassVar[type[Release[Any]]] = StatisticsRun
+
     @property
     def mechanism(self) -> AnyMechanism:
         """See `Recipe`."""
@@ -37,12 +34,8 @@ class StatisticsGeneration(GenerationMethod):
         """See `Recipe`."""
         return _RELEASED.declaration(run)
 
-    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
-        """See `GenerationMethod`."""
-        return StatisticsRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
-
-    def read(self, run: ChargedRun, fitting: Fitting) -> ClassSums:
+    def read(self, run: Release[Any], fitting: Fitting) -> ClassSums:
         """What the run's releases say together; drawing them costs nothing further."""
         assert isinstance(run, StatisticsRun), "this method opened it"
         with reporting("labelled statistics", run.plan.steps, shown=fitting.progress) as bar:
-            return run.read(fitting.store, bar=bar)
+            return run.sums(bar)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from dpswd.public_client.generation.schema import Schema
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import ClassSums, shares_of
 from dpswd.public_client.plans.recipe import not_counts, not_positive
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.protocol.contract import DataContract
@@ -86,7 +87,7 @@ class Tabular(StatisticsGeneration):
             )
         return Bins(schema).eval()
 
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         return self.fitted(self.read(run, fitting), fitting)
 

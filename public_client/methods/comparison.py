@@ -22,16 +22,17 @@ from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.curator.values import PendingStep
-from dpswd.public_client.methods.evaluation import EvaluationIds, accuracy_error
+from dpswd.public_client.methods.evaluation import accuracy_error
 from dpswd.public_client.methods.evaluation_ratio import FEWEST
 from dpswd.public_client.plans.declarable import Declarable, quoted_evaluation
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, refuse
+from dpswd.public_client.training.run import Release, RequestIds
 from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.mechanisms.evaluation import mechanism as released
-from dpswd.shared.core.mechanisms.evaluation.counts import number_weight
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply, number_weight
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.sandbox.graph import ExtractorGraph
 
 Floats = npt.NDArray[np.float64]
 
@@ -138,7 +139,7 @@ class Asked:
     graph: bytes
     weights: bytes
     plan: Plan
-    ids: EvaluationIds
+    ids: RequestIds
 
     @classmethod
     def of(cls, curator: Curator, models: Mapping[str, nn.Module], plan: Plan) -> Asked:
@@ -154,7 +155,7 @@ class Asked:
         """
         ready = declarable(models, plan)
         plan = quoted_evaluation(curator, ready, plan)[0]
-        return cls(tuple(models), ready.graph.to_bytes(), ready.weights, plan, EvaluationIds())
+        return cls(tuple(models), ready.graph.to_bytes(), ready.weights, plan, RequestIds())
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` reads them back."""
@@ -166,7 +167,7 @@ class Asked:
         """The inverse of `to_json`."""
         plan = Plan.from_json(values["plan"], method=Compare)
         data = {name: base64.b64decode(values[name]) for name in ("graph", "weights")}
-        return cls(names=tuple(values["names"]), plan=plan, ids=EvaluationIds(**values["ids"]), **data)
+        return cls(names=tuple(values["names"]), plan=plan, ids=RequestIds(**values["ids"]), **data)
 
     def answered(self, curator: Curator) -> Comparison:
         """Charges the evaluation, or repeats it, and reads what is released.
@@ -174,11 +175,9 @@ class Asked:
         Raises:
             BudgetExhausted: the budget does not allow it; nothing was spent.
         """
-        uploaded = curator.upload_extractor(self.graph, self.weights)
-        run = curator.open_run(self.plan.parameters(uploaded), request_id=self.ids.run)
-        request = released.EvaluationRequest().to_bytes()
-        release = curator.send(PendingStep(run.run_id, self.ids.step, request))
-        numbers = released.EVALUATION.reply.from_bytes(release.payload).correct.to_numpy()
+        ready = Declarable(ExtractorGraph.from_bytes(self.graph), self.weights)
+        run = Release[EvaluationReply](curator, ready, self.plan, ids=self.ids).open()
+        numbers = run.draw().reply.correct.to_numpy()
         declared = len(self.names) + self.plan.number_private
         if len(numbers) != declared:
             raise InvalidValue(f"the release holds {len(numbers)} numbers; {declared} were declared")

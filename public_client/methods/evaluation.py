@@ -8,21 +8,23 @@ scales their noises, so that the evaluation alone costs the asked epsilon at the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.curator.values import PendingStep, Quote, new_request_id
+from dpswd.public_client.curator.values import Quote
 from dpswd.public_client.methods.evaluation_report import Report, correct_variance
 from dpswd.public_client.plans.declarable import Declarable, quoted_evaluation
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_positive, refuse
+from dpswd.public_client.training.run import Release, RequestIds
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.evaluation import mechanism as released
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 from dpswd.shared.core.wire.limits import MAX_BINS
 from dpswd.shared.models.adapted import AdaptedModel
@@ -90,25 +92,12 @@ class Evaluate(Recipe):
         return [("accuracy", f"known to within {error:.2g} percentage points (95%), whatever the model")]
 
 
-@dataclass(frozen=True)
-class EvaluationIds:
-    """The two request ids of an evaluation, new ones by default; with the same ids and model a repeat is free.
-
-    Attributes:
-        run: of the charge.
-        step: of the release.
-    """
-
-    run: str = field(default_factory=new_request_id)
-    step: str = field(default_factory=new_request_id)
-
-
 def accuracy_error(plan: Plan) -> float:
     """Half the width of the accuracy's 95% interval, as a share of the labelled records, whatever the model."""
     return 1.96 * math.sqrt(correct_variance(plan.declared())) / plan.with_label
 
 
-def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: EvaluationIds | None = None) -> Report:
+def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: RequestIds | None = None) -> Report:
     """Submits a model, charges the evaluation and reads its release.
 
     Args:
@@ -121,11 +110,8 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: Evaluatio
         BudgetExhausted: the budget does not allow it; nothing was spent.
         InvalidValue: the model does not fit the data set.
     """
-    ids = request_ids or EvaluationIds()
-    ready = submitted(model, plan)
-    run = curator.open_run(plan.parameters(ready.uploaded(curator)), request_id=ids.run)
-    release = curator.send(PendingStep(run.run_id, ids.step, released.EvaluationRequest().to_bytes()))
-    reply, facts = released.EVALUATION.reply.from_bytes(release.payload), curator.describe()
+    run = Release[EvaluationReply](curator, submitted(model, plan), plan, ids=request_ids or RequestIds()).open()
+    reply, facts = run.draw().reply, curator.describe()
     cost = {"epsilon": plan.epsilon, "delta": plan.delta, "spent": facts.spent, "remaining": facts.remaining}
     return Report.of(
         reply,

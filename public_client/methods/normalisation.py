@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.data.progress import reporting
-from dpswd.public_client.data.source import collect
+from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.normalisation.conversation import Asked, Conversation
 from dpswd.public_client.normalisation.probes import Place, Probed, find_places
@@ -33,12 +30,11 @@ from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training, write_histories
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsReply, SumsRequest
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _log = logging.getLogger(__name__)
 
@@ -133,20 +129,11 @@ class Normalisation(Method):
             sigma=sigma,
         )
 
-    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
-        """See `Method`.
-
-        Raises:
-            InvalidValue: always: what is released is no loss to descend on.
-        """
-        raise InvalidValue("normalisation asks layer by layer by itself; use DomainAdaptation, or open another method")
-
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph for all sites, one network each."""
         model = _whole(training.model.extractor, training.model.classifier)
-        shown = collect(training.source, most=max(1, self.source_records // training.ranks.size))
-        records = training.ranks.gather(shown.images.to(training.device)).cpu()
-        labels = training.ranks.gather(shown.labels.to(training.device)).cpu()
+        shown = training.shown(self.source_records)
+        records, labels = shown.images.cpu(), shown.labels.cpu()
         stored = group.store.read("layers") if group.store is not None else None
         places = find_places(model, records[:_AT_ONCE]) if stored is None else _places_of(stored)
         if self.moves and len(self.moves) != len(places):
@@ -162,20 +149,13 @@ class Normalisation(Method):
         source = vectors.double().numpy(), labels.numpy()
 
         def run(site: Site) -> LayersRun:
-            return LayersRun(site.curator, ready, site.plan, probed, source, checkpoint=site.store)
+            return LayersRun(site.curator, ready, site.plan, probed, source, checkpoint=site.store).open()
 
         group.charge_each(run)
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's network is its own."""
-        for site in group.live:
-            training.record(site, 0, math.nan)
-
-        def heard(site: Site) -> Conversation:
-            with reporting(f"layers of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return _run_of(site).converse(site.store, lambda: bar.advance(""))
-
-        conversations = group.each(heard)
+        conversations = training.read_each(group, "layers", lambda site, bar: _run_of(site).converse(bar))
         for site in group.live:
             _install(site, conversations[site.name], _run_of(site).probed, training)
         write_histories(group)
@@ -192,11 +172,10 @@ class _Questions(Declarable):
         return super().sized(replace(plan, steps=self.steps) if plan.steps == 1 else plan)
 
 
-class LayersRun(ChargedRun):
-    """A run of layers' statistics; making it charges the whole run.
+class LayersRun(Release[SumsReply]):
+    """A run of layers' statistics. See `Release`.
 
     Args:
-        curator, ready, plan, checkpoint: see `ChargedRun`.
         probed: the network, of which the run takes a copy.
         source: (m, d) statistics of public records under it, and their classes (m,).
 
@@ -220,50 +199,28 @@ class LayersRun(ChargedRun):
         self._source = source
         super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
 
-    def converse(self, store: Checkpoint | None, advance: Callable[[], None]) -> Conversation:
+    def converse(self, bar: Reporter) -> Conversation:
         """Asks until nothing is left to ask; a resumed run begins with the answers that it has.
 
         Args:
-            store: its directory, or None.
-            advance: called for every answer.
+            bar: told of every answer.
         """
         method = self.plan.method
         assert isinstance(method, Normalisation), "this method opened it"
         asked = method.asked(self.plan, self.declared.sigma, len(self.probed.probes))
         talk = self.conversation = Conversation(self.probed, *self._source, asked)
-        state = (store.read("state") if store is not None else None) or {"answers": []}
-        answers: list[Tensor] = state["answers"]
-        questions, number, answer = talk.questions(), 0, None
-        while number + self.steps_lost <= self.plan.steps:
+        questions, number = talk.questions(), 0
+        question = next(questions, None)
+        while question is not None and (number < len(self.answers) or self.left > 0):
+            if number == len(self.answers):
+                self.ask(SumsRequest(self.adapted_values(), question))
             try:
-                question = next(questions) if answer is None else questions.send(answer.numpy())
+                question = questions.send(self.answers[number].reply.sum.to_numpy())
             except StopIteration:
-                break
-            if number == len(answers):
-                if number + self.steps_lost == self.plan.steps:
-                    break
-                drawn = self.draw(feature_map=question)
-                answers.append(torch.from_numpy(drawn.reply.sum.to_numpy()))
-                if store is not None:
-                    written = {"step": len(answers), "request_ids": [drawn.request_id], "answers": answers}
-                    store.write("state", written)
-            answer, number = answers[number], number + 1
-            advance()
+                question = None
+            number += 1
+            bar.advance("")
         return talk
-
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
-        return SumsRequest(self.adapted_values(), feature_map)
-
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
-        """See `ChargedRun`.
-
-        Raises:
-            InvalidValue: always: statistics are no loss.
-        """
-        raise InvalidValue("layers' statistics are no loss to descend on")
 
 
 def statistics_of(probed: Probed, records: Tensor) -> Tensor:
@@ -307,13 +264,11 @@ def _correction(verdict: Verdict, scores: int) -> FeatureAffine:
 
 
 def _install(site: Site, talk: Conversation, probed: Probed, training: Training) -> None:
-    model, site.finding = delivered(talk, probed, site.plan.record_shape)
+    model, finding = delivered(talk, probed, site.plan.record_shape)
     if model is None:
         site.outcome, model = UNCHANGED, training.model
-    site.model = Model(model.extractor.to(training.device).eval(), model.classifier.to(training.device).eval())
-    _log.info("%s: %s; %s", site.name, site.outcome, site.finding)
-    site.steps = site.plan.steps
-    training.record(site, site.steps, math.nan)
+    moved = Model(model.extractor.to(training.device).eval(), model.classifier.to(training.device).eval())
+    training.deliver(site, moved, finding)
 
 
 def _whole(extractor: nn.Module, classifier: nn.Module) -> nn.Sequential:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,9 +19,7 @@ from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.data.accuracy import features as features_of
-from dpswd.public_client.data.progress import Reporter, reporting
-from dpswd.public_client.data.source import collect
+from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of
@@ -33,7 +30,7 @@ from dpswd.public_client.recalibration.verdict import Verdict
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training, write_histories
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
@@ -44,7 +41,6 @@ from dpswd.shared.core.mechanisms.score_statistics.mechanism import (
     ScoresReply,
     ScoresRequest,
 )
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _log = logging.getLogger(__name__)
 
@@ -127,10 +123,6 @@ class Recalibrate(Method):
         made = torch.randn(64, shown.shape[1], generator=torch.Generator().manual_seed(0))
         return self._ready(extractor, self._basis(classifier, made), record_shape)
 
-    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ScoresRun:
-        """See `Method`; the extractor computes a basis, and then a score for each class."""
-        return ScoresRun(curator, Declarable.of(extractor, plan.record_shape), plan)
-
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph for all sites."""
         basis = self._basis(training.model.classifier, training.features)
@@ -140,26 +132,23 @@ class Recalibrate(Method):
         elif group.store is not None:
             group.store.write("basis", basis.state_dict())
         ready = self._ready(training.model.extractor, basis, group.record_shape())
-        group.charge_each(lambda site: ScoresRun(site.curator, ready, site.plan, basis=basis, checkpoint=site.store))
+        group.charge_each(
+            lambda site: ScoresRun(site.curator, ready, site.plan, basis=basis, checkpoint=site.store).open()
+        )
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's correction is its own."""
-        for site in group.live:
-            training.record(site, 0, math.nan)
-        source = collect(training.source, most=max(1, self.source_records // training.ranks.size))
-        features = features_of(training.model.extractor, source.images.to(training.device))
-        features = training.ranks.gather(features).cpu()
-        labels = training.ranks.gather(source.labels.to(training.device)).cpu().numpy()
+        features, labels = training.source_features(self.source_records)
+        features, known = features.cpu(), labels.cpu().numpy()
 
-        def learned(site: Site) -> Posterior:
+        def learned(site: Site, bar: Reporter) -> Posterior:
             run = scores_run(site)
             hidden = run.plan.number_private
-            assert run.basis is not None, "opened by `begin`"
-            party = Hospital(public_of(run.basis, features, labels), run.declared, run.plan.with_label, hidden=hidden)
-            with reporting(f"scores of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return run.learned(party, site.store, bar=bar)
+            return run.learned(
+                Hospital(public_of(run.basis, features, known), run.declared, run.plan.with_label, hidden=hidden), bar
+            )
 
-        posteriors = group.each(learned)
+        posteriors = training.read_each(group, "scores", learned)
         for site in group.live:
             _install(site, posteriors[site.name], training)
         write_histories(group)
@@ -228,91 +217,50 @@ def public_of(basis: Basis, features: Tensor, labels: np.ndarray[Any, Any]) -> P
     return Public(outputs[:, -classes:], columns, counts / counts.sum())
 
 
-class ScoresRun(ChargedRun):
-    """A run of score statistics; making it charges the whole run.
+class ScoresRun(Release[ScoresReply]):
+    """A run of score statistics. See `Release`.
 
     Args:
         basis: the end of the graph.
-        curator, ready, plan, checkpoint: see `ChargedRun`.
 
     Attributes:
-        correction: (C, d) at which the next step is asked.
         verdict: once all steps were drawn.
     """
 
     def __init__(
-        self,
-        curator: Curator,
-        ready: Declarable,
-        plan: Plan,
-        *,
-        basis: Basis | None = None,
-        checkpoint: Checkpoint | None = None,
+        self, curator: Curator, ready: Declarable, plan: Plan, *, basis: Basis, checkpoint: Checkpoint | None = None
     ) -> None:
         super().__init__(curator, ready, plan, checkpoint=checkpoint)
         self.basis = basis
-        self.correction: Values = np.zeros((self.declared.classes, self.declared.columns))
         self.verdict: Verdict | None = None
 
-    def learned(self, hospital: Hospital, store: Checkpoint | None = None, *, bar: Reporter | None = None) -> Posterior:
+    def learned(self, hospital: Hospital, bar: Reporter | None = None) -> Posterior:
         """Draws all steps, each where the ones before it point to, and returns what they say together.
 
         Args:
             hospital: whose run it is.
-            store: of a run that can be resumed.
             bar: told of every step.
 
         Raises:
             InvalidValue: the curator has given up every step.
         """
         bar = bar or Reporter()
-        state = (store.read("state") if store is not None else None) or {"replies": [], "at": [], "request_ids": []}
-        replies = [ScoresReply.from_bytes(bytes(stored.numpy())) for stored in state["replies"]]
-        places: list[Values] = [at.numpy() for at in state["at"]]
-        done: list[str] = state["request_ids"]
-        steps = [hospital.released(reply, at) for reply, at in zip(replies, places, strict=False)]
-        while len(steps) + self.steps_lost < self.plan.steps:
-            if len(places) == len(steps):
-                places.append(hospital.posterior(steps).mean if steps else self.correction)
-            self.correction = places[-1] = places[-1].astype(np.float32).astype(np.float64)
-            self._keep(store, replies, places, done)
-            drawn = self.draw()
-            replies.append(drawn.reply)
-            steps.append(hospital.released(drawn.reply, places[-1]))
-            done = [drawn.request_id]
-            self._keep(store, replies, places, done)
+        steps: list[Released] = []
+
+        def heard(answer: DrawnStep[ScoresReply]) -> None:
+            at = ScoresRequest.from_bytes(answer.asked).correction.astype(np.float64)
+            steps.append(hospital.released(answer.reply, at))
             bar.advance(self.plan.charged)
-        if not steps:
-            raise InvalidValue("the curator gave up every step of this run; nothing was released")
+
+        for answer in self.answers:
+            heard(answer)
+        while self.left > 0:
+            at = hospital.posterior(steps).mean if steps else np.zeros((self.declared.classes, self.declared.columns))
+            heard(self.ask(ScoresRequest(at.astype(np.float32))))
+        self.require_answers()
         posterior = hospital.posterior(steps)
         self.verdict = Verdict.of(posterior)
         return posterior
-
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
-        return ScoresRequest(self.correction.astype(np.float32))
-
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
-        """See `ChargedRun`.
-
-        Raises:
-            InvalidValue: always: score statistics are no loss.
-        """
-        raise InvalidValue("score statistics are no loss to descend on; read them with `learned`")
-
-    def _keep(
-        self, store: Checkpoint | None, replies: list[ScoresReply], places: list[Values], done: list[str]
-    ) -> None:
-        """Before a step is asked where, and afterwards what came."""
-        if store is None:
-            return
-        stored = [torch.frombuffer(bytearray(reply.to_bytes()), dtype=torch.uint8) for reply in replies]
-        state: Mapping[str, Any] = {
-            "step": len(replies), "request_ids": done, "replies": stored, "at": [torch.from_numpy(at) for at in places]
-        }  # fmt: skip
-        store.write("state", state)
 
 
 def scores_run(site: Site) -> ScoresRun:
@@ -324,7 +272,6 @@ def scores_run(site: Site) -> ScoresRun:
 def _install(site: Site, posterior: Posterior, training: Training) -> None:
     run = scores_run(site)
     assert run.verdict is not None, "drawn before"
-    assert run.basis is not None, "opened by `begin`"
     classifier = training.model.classifier
     if run.verdict.share:
         own = corrected(run.basis, run.verdict.share * posterior.mean)
@@ -332,8 +279,4 @@ def _install(site: Site, posterior: Posterior, training: Training) -> None:
         classifier = own.to(device=like.device, dtype=like.dtype)
     else:
         classifier, site.outcome = copy.deepcopy(classifier), UNCHANGED  # sites that train together have one each
-    site.model = Model(training.model.extractor, classifier)
-    site.finding = run.verdict.sentence()
-    _log.info("%s: %s; %s", site.name, site.outcome, site.finding)
-    site.steps = site.plan.steps
-    training.record(site, site.steps, math.nan)
+    training.deliver(site, Model(training.model.extractor, classifier), run.verdict.sentence())

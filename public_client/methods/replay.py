@@ -9,20 +9,16 @@ weights are trained on by them where that gains; if nothing fits, or the source 
 from __future__ import annotations
 
 import copy
-import logging
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dpswd.public_client.data.datasets import Labelled
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
-from dpswd.public_client.data.source import collect
-from dpswd.public_client.methods.sliced_method import SlicedMethod
-from dpswd.public_client.methods.sliced_run import ComparedStep, sliced_run
+from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.measured import modality_of
-from dpswd.public_client.plans.recipe import not_counts
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.replay import delivery, fit
 from dpswd.public_client.replay.cross_fitting import MOST_STEPS
 from dpswd.public_client.replay.delivery import Delivered
@@ -30,33 +26,60 @@ from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import UNCHANGED, Fitted
 from dpswd.public_client.replay.views import View, image_view
 from dpswd.public_client.replay.weighted import most_updates
-from dpswd.public_client.training.drawing import draw_all
 from dpswd.public_client.training.loop import Training, status, write_histories
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Model, Site
-from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.protocol.contract import DataContract
 
-_log = logging.getLogger(__name__)
 _TUNED = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(SlicedMethod):
+class Replay(Method):
     """Replays one release of the full batch; no gradient leaves the curator.
 
     Attributes:
+        directions: k.
+        coefficients: L of each direction.
+        target_norm: the public map gives source features this mean norm; records are clipped at 1/2.
         tuning_steps: updates on public records after the fit; they cost time, no budget.
     """
 
     name = "replay"
     fits_view = True
 
+    directions: int = 200
     coefficients: int = 3
+    target_norm: float = 0.4
     tuning_steps: int = 1500
 
     def problems(self) -> list[str]:
         """See `Method`."""
-        return super().problems() + not_counts(self, "tuning_steps")
+        counts = not_counts(self, "directions", "coefficients", "tuning_steps")
+        return [*super().problems(), *counts, *not_positive(self, "target_norm")]
+
+    @property
+    def mechanism(self) -> AnyMechanism:
+        """See `Recipe`."""
+        return QUANTILES
+
+    @property
+    def published_map_norm(self) -> float | None:
+        """See `Method`."""
+        return self.target_norm
+
+    def declaration(self, run: RunTerms) -> Payload:
+        """See `Recipe`."""
+        return SlicedDeclaration(
+            directions=self.directions,
+            sigma=run.sliced_sigma(self.directions, self.coefficients),
+            coefficients=self.coefficients,
+            feature_map=run.feature_map,
+        )
 
     def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
         """See `Method`: the fit of a view, and training by it; of features alone both are quick."""
@@ -74,32 +97,28 @@ class Replay(SlicedMethod):
             unknown = [site for site in group.live if site.contract is None]
             for name, contract in group.each(lambda site: site.curator.describe().contract, unknown).items():
                 next(site for site in unknown if site.name == name).contract = contract
-        self.open_runs(group, training.model.extractor, training)
+        ready = Declarable.of(training.model.extractor, group.record_shape())
+        feature_map = map_from_source(training.features, target_norm=self.target_norm)
+        group.charge_each(
+            lambda site: Release(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store).open()
+        )
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`: the private steps come first, all training after them is post-processing."""
         extractor = copy.deepcopy(training.model.extractor).requires_grad_(False)
-        for site in group.live:
-            training.record(site, 0, math.nan)
-
-        def drawn(site: Site) -> list[SlicedReply]:
-            with reporting(f"private releases of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return draw_all(sliced_run(site), site.store, bar)
-
-        releases = group.each(drawn)
-        source = collect(training.source, most=fit.MOST_RECORDS // training.ranks.size).to(training.device)
-        source = Labelled(training.ranks.gather(source.images), training.ranks.gather(source.labels))
+        releases = training.read_each(group, "private releases", lambda site, bar: site.run.ask_all(bar))
+        source = training.shown(fit.MOST_RECORDS)
         generator = torch.Generator().manual_seed(training.seed)
         fits: dict[str, Fitted] = {}
         for site in group.live:
-            run, own = sliced_run(site), releases[site.name]
-            assert run.feature_map is not None, "declared by `open_runs`"
+            declared: SlicedDeclaration = site.run.declared
+            assert declared.feature_map is not None, "declared by `begin`"
             residuals = Residuals(
-                own,
+                releases[site.name],
                 like=training.features,
-                feature_map=run.feature_map,
-                batch=run.plan.batch_size,
-                sigma=run.sliced.sigma,
+                feature_map=declared.feature_map.to(training.device),
+                batch=site.plan.batch_size,
+                sigma=declared.sigma,
             )
             title = f"fitting the view of {site.name}"
             with reporting(title, fit.VIEW_STEPS, shown=training.progress) as bar:
@@ -114,10 +133,6 @@ class Replay(SlicedMethod):
                     ranks=training.ranks,
                 )
             fits[site.name] = fitted
-            run.first = ComparedStep(training.features, own[0], run.feature_map)
-            with torch.no_grad():
-                seen = fitted.view(extractor, source.images[: len(training.features)])
-            run.last = ComparedStep(seen, own[-1], run.feature_map)
         updates = self.tuning_steps * any(fitted.convinced for fitted in fits.values())
         title = f"{'tuning on the view' if updates else 'trying other priors'} of {group}"
         updates += MOST_STEPS * any(fitted.outcome not in UNCHANGED for fitted in fits.values())
@@ -146,9 +161,5 @@ def _install(site: Site, delivered: Delivered, training: Training, left: float) 
     """Gives a site the model that the replay came to, and ends its course with what is left of the distance."""
     # All ranks computed the same, but for their processors.
     training.ranks.synchronise(delivered.extractor, delivered.classifier)
-    site.model = Model(delivered.extractor, delivered.classifier)
-    site.outcome, site.plain, site.finding = delivered.outcome, delivered.plain, delivered.reason
-    tell = _log.warning if delivered.outcome in UNCHANGED else _log.info
-    tell("%s: %s; %s", site.name, delivered.outcome, delivered.reason)
-    site.steps = site.plan.steps
-    training.record(site, site.steps, left)
+    site.outcome, site.plain = delivered.outcome, delivered.plain
+    training.deliver(site, Model(delivered.extractor, delivered.classifier), delivered.reason, distance=left)

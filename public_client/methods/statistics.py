@@ -6,20 +6,17 @@ own class shares.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
-from dpswd.public_client.data.accuracy import features as features_of
-from dpswd.public_client.data.source import collect
 from dpswd.public_client.methods.statistics_head import ClassSums, Head, Prior, discriminant, shares_of
 from dpswd.public_client.methods.statistics_method import StatisticsMethod, common_map
 from dpswd.public_client.plans.recipe import not_one_of
 from dpswd.public_client.training.loop import Training, write_histories
-from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.public_client.training.sites import Group, Model
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
 
@@ -58,24 +55,17 @@ class Statistics(StatisticsMethod):
             own = head
             if self.own_shares and len(live) > 1:
                 own = head.with_shares(shares, shares_of(released[site.name], around=shares))
-            self._done(site, _linear(own, feature_map).to(training.device), training)
+            classifier = _linear(own, feature_map).to(training.device)
+            training.deliver(site, Model(training.model.extractor, classifier))
         write_histories(group)
-
-    def _done(self, site: Site, classifier: nn.Module, training: Training) -> None:
-        site.model = Model(training.model.extractor, classifier)
-        site.steps = site.plan.steps
-        training.record(site, site.steps, math.nan)
 
     def _prior(self, training: Training, feature_map: FeatureMap, *, classes: int) -> Prior | None:
         """What the public source says of the classes, in the same features."""
         if self.prior == "none":
             return None
-        source = collect(training.source, most=max(1, self.source_records // training.ranks.size))
-        features = features_of(training.model.extractor, source.images.to(training.device))
-        labels = training.ranks.gather(source.labels.to(training.device)).cpu().numpy()
-        gathered = training.ranks.gather(features).to(feature_map.center.device)
-        u = feature_map.clipped(gathered).to("cpu", torch.float64) / RECORD_NORM
-        return Prior.from_source(u.numpy(), labels, classes=classes)
+        features, labels = training.source_features(self.source_records)
+        u = feature_map.clipped(features.to(feature_map.center.device)).to("cpu", torch.float64) / RECORD_NORM
+        return Prior.from_source(u.numpy(), labels.cpu().numpy(), classes=classes)
 
 
 def _linear(head: Head, feature_map: FeatureMap) -> nn.Linear:

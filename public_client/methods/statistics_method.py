@@ -12,27 +12,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.feature_maps import map_from_source
-from dpswd.public_client.data.progress import Reporter, reporting
+from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
-from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.drawing import draw_all
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Site
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
     StatisticsDeclaration,
-    StatisticsRequest,
+    StatisticsReply,
 )
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -115,31 +113,26 @@ class StatisticsMethod(Method):
         return Weights(classes, 0.5 * counted / (counted + COUNTED**2), 0.0, 1.0)
 
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> StatisticsRun:
-        """See `Method`; features are taken as they are and clipped at 1/2. `StatisticsRun.known` reads the release."""
-        return StatisticsRun(curator, Declarable.of(extractor, plan.record_shape), plan)
+        """See `Method`; features are taken as they are and clipped at 1/2. `StatisticsRun.sums` reads the release."""
+        return StatisticsRun(curator, Declarable.of(extractor, plan.record_shape), plan).open()
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one map for all sites, so that their sums add up."""
         ready = Declarable.of(training.model.extractor, group.record_shape())
         feature_map = map_from_source(training.features, target_norm=self.target_norm)
         group.charge_each(
-            lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store)
+            lambda site: StatisticsRun(
+                site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store
+            ).open()
         )
 
     def learned(self, group: Group, training: Training) -> Mapping[str, ClassSums]:
         """What each site of a group released; sites that gave up are not in it."""
-        for site in group.live:
-            training.record(site, 0, math.nan)
-
-        def read_site(site: Site) -> ClassSums:
-            with reporting(f"labelled statistics of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return statistics_run(site).read(site.store, bar=bar)
-
-        return group.each(read_site)
+        return training.read_each(group, "labelled statistics", lambda site, bar: statistics_run(site).sums(bar))
 
 
-class StatisticsRun(ChargedRun):
-    """A run of class statistics; making it charges the whole run. See `ChargedRun`."""
+class StatisticsRun(Release[StatisticsReply]):
+    """A run of class statistics. See `Release`."""
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -153,37 +146,13 @@ class StatisticsRun(ChargedRun):
         assert dimension is not None, "known once the run is open"
         return dimension
 
-    def read(self, store: Checkpoint | None = None, *, bar: Reporter | None = None) -> ClassSums:
-        """Draws all steps, at no further cost, and returns what they say together.
-
-        Args:
-            store: of a run that can be resumed.
-            bar: told of every step.
-
-        Raises:
-            RunFinished: they were drawn before, without a store.
-            InvalidValue: the curator has given up every step.
-        """
-        drawn = draw_all(self, store, bar or Reporter())
-        if not drawn:
-            raise InvalidValue("the curator gave up every step of this run; nothing was released")
+    def sums(self, bar: Reporter | None = None) -> ClassSums:
+        """Draws all steps, at no further cost, and returns what they say together; see `Release.ask_all`."""
         size = {"records": self.plan.with_label, "dimension": self._dimension}
         hidden = self.plan.number_private
-        return ClassSums.mean([ClassSums.of(reply, self.declared, **size, number_private=hidden) for reply in drawn])
-
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
-        return StatisticsRequest()
-
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
-        """See `ChargedRun`.
-
-        Raises:
-            InvalidValue: always: statistics are no loss.
-        """
-        raise InvalidValue("class statistics are no loss to descend on; read them with `known`")
+        return ClassSums.mean(
+            [ClassSums.of(reply, self.declared, **size, number_private=hidden) for reply in self.ask_all(bar)]
+        )
 
 
 def common_map(sites: Sequence[Site]) -> FeatureMap:

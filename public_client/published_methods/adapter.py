@@ -16,10 +16,10 @@ from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.recipe import not_counts, not_one_of
 from dpswd.public_client.published_methods.adapters import ADAPTERS, adapter_names, with_adapters
-from dpswd.public_client.published_methods.aligned_run import run_of
+from dpswd.public_client.published_methods.descent import PublicStep, align, descent_of
 from dpswd.public_client.published_methods.gradient_method import GradientMethod
-from dpswd.public_client.training.loop import PublicStep, Training, align
-from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.public_client.training.loop import Training
+from dpswd.public_client.training.sites import Group, Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,7 @@ class Adapter(GradientMethod):
         target = self._adapted(training.model.extractor, shape, training.adapter, training.source)
         self.open_runs(group, target.to(training.device), training)
 
-        def upload(site: Site) -> None:
-            site.source = run_of(site).upload(training.features)
-
-        group.each(upload)
+        group.each(lambda site: descent_of(site).upload(training.features))
         group.install(Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
 
     def fit(self, group: Group, training: Training) -> None:

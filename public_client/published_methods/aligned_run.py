@@ -1,70 +1,75 @@
-"""A run of sliced releases as a loss, with or without the sanitized gradient."""
+"""A run of sliced releases with the sanitized gradient: what a step asks, and the loss that its answer stands for."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from dpswd.public_client.methods.sliced_run import ComparedStep, SlicedRun
-from dpswd.public_client.published_methods.losses import quantile_loss, row_loss, sanitized_term
-from dpswd.public_client.training.run import AnsweredStep, DrawnStep, PublicSource
-from dpswd.public_client.training.sites import Site
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.feature_maps import map_from_source
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource
+from dpswd.public_client.published_methods.losses import sanitized_term, sliced_loss
+from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.training.run import DrawnStep
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import FloatArray, Payload
-from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
+from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply, GradientRequest
 
 
-class AlignedRun(SlicedRun):
-    """A run of `plan` for one extractor whose steps are losses. See `SlicedRun`."""
+class AlignedRun(DescentRun[GradientReply]):
+    """A run of `plan` for one extractor. See `DescentRun`.
 
-    @property
-    def sliced(self) -> SlicedDeclaration:
-        """What the run declares of its sliced release."""
-        declared: SlicedDeclaration = self.declared.sliced if self.parameters else self.declared
-        return declared
+    Args:
+        target_norm: mean norm of mapped source features, where the run declares no map: the first step's make it.
+    """
 
-    def sliced_reply(self, drawn: DrawnStep) -> SlicedReply:
-        """The sliced release of a step, without its gradient."""
-        reply: SlicedReply = drawn.reply.sliced if self.parameters else drawn.reply
-        return reply
+    def __init__(
+        self,
+        curator: Curator,
+        ready: Declarable,
+        plan: Plan,
+        *,
+        target_norm: float,
+        feature_map: FeatureMap | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
+        self._target_norm = target_norm
+        self._own_map: FeatureMap | None = None
 
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
-        if not self.parameters:
-            return super().request(source, feature_map)
-        if source is None:
-            raise InvalidValue("a step with a sanitized gradient needs public source features")
+    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+        """See `DescentRun`."""
+        if self.declared.sliced.feature_map is None:
+            feature_map = feature_map or self._map_of(PublicSource.of(source))
         sent: FloatArray | str
-        sent = source.digest if isinstance(source, PublicSource) else self.checked(source).detach().cpu().numpy()
-        return GradientRequest(sent, self.adapted_values(), self.step_map(source, feature_map))
+        sent = source.digest if isinstance(source, PublicSource) else self._checked(source).detach().cpu().numpy()
+        return GradientRequest(sent, self.adapted_values(), feature_map)
 
     def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+        self, source: Tensor | PublicSource, drawn: DrawnStep[GradientReply], feature_map: FeatureMap | None = None
     ) -> AnsweredStep:
-        """See `ChargedRun`: the value is the estimated distance F of `losses`."""
-        features, release = PublicSource.of(source), self.sliced_reply(drawn)
-        used = feature_map or self.map_of(features)
-        loss = self.distance(features, release, feature_map=used)
+        """See `DescentRun`: the value is the estimated distance F of `losses`."""
+        features, reply, batch = PublicSource.of(source), drawn.reply, self.plan.batch_size
+        used = feature_map or self._map_of(features)
+        loss = sliced_loss(features, reply.sliced, self.declared.sliced, feature_map=used, batch=batch)
         value = float(loss.detach())
-        self.last = ComparedStep(features.detach(), release, used)
-        self.first = self.first or self.last
-        scale = 1.0
-        if self.parameters:
-            loss = loss + sanitized_term(self.parameters, drawn.reply, batch=self.plan.batch_size)
-            scale = drawn.reply.cotangent_scale or 1.0
-        return AnsweredStep(drawn.number, loss, value, scale, drawn.request_id)
+        loss = loss + sanitized_term(self.parameters, reply, batch=batch)
+        return AnsweredStep(drawn.number, loss, value, reply.cotangent_scale or 1.0, drawn.request_id)
 
-    def distance(self, features: Tensor, release: SlicedReply, *, feature_map: FeatureMap | None = None) -> Tensor:
-        """The estimated distance F between raw source features (m, d) and a release of this run."""
-        used = (feature_map or self.map_of(features)).to(features.device)
-        sigma = self.sliced.sigma
-        if self.sliced.coefficients:
-            return quantile_loss(features, release, feature_map=used, batch=self.plan.batch_size, sigma=sigma)
-        return row_loss(features, release, feature_map=used, sigma=sigma)
+    def _map_of(self, features: Tensor) -> FeatureMap:
+        """The map that the run declares, or, where it declares none, one of the first step's features."""
+        declared: FeatureMap | None = self.declared.sliced.feature_map or self._own_map
+        if declared is None:
+            declared = self._own_map = map_from_source(self._checked(features).detach(), target_norm=self._target_norm)
+        return declared
 
-
-def run_of(site: Site) -> AlignedRun:
-    """The site's run, of the kind that the methods here open."""
-    assert isinstance(site.run, AlignedRun), "another kind of run belongs to another method"
-    return site.run
+    def _checked(self, features: Tensor) -> Tensor:
+        d = self.plan.feature_dimension
+        if features.dim() != 2 or features.shape[1] != d:
+            raise InvalidValue(
+                f"the source features have shape {tuple(features.shape)}; needed is (m, {d}), as the "
+                "extractor computes them"
+            )
+        return features

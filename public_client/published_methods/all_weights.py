@@ -18,8 +18,9 @@ from torch.nn import functional
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.recipe import not_counts, not_positive
+from dpswd.public_client.published_methods.descent import PublicStep, align
 from dpswd.public_client.published_methods.gradient_method import GradientMethod
-from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import RunSize

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +24,20 @@ from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.adapters import with_adapters
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource, PublicStep, align
 from dpswd.public_client.published_methods.domain_critic import Adversaries, domain_critic, source_terms
 from dpswd.public_client.published_methods.losses import gradient_term
 from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.public_client.training.sites import Group, Model
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 
 _CLIP_QUANTILE = 0.75  # of public norms; most gradients keep their length, none is much longer than C
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
@@ -106,7 +108,7 @@ class DpDann(Method):
         critic = domain_critic(stand_in, components=self.components, hidden=self.hidden)
         return Adversaries.of(target, critic, record_shape).declarable
 
-    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> Release[Any]:
         """See `Method`.
 
         Raises:
@@ -127,7 +129,7 @@ class DpDann(Method):
         clip_norm = float(stored["clip_norm"]) if stored else self.clip_norm or _public_clip(players, training)
         if stored is None and group.store is not None:
             group.store.write("critic", {"critic": critic.state_dict(), "clip_norm": clip_norm})
-        group.charge_each(lambda site: CriticRun(site.curator, players, site.plan, self, clip_norm, site.store))
+        group.charge_each(lambda site: CriticRun(site.curator, players, site.plan, self, clip_norm, site.store).open())
         group.install(Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
 
     def fit(self, group: Group, training: Training) -> None:
@@ -145,14 +147,13 @@ class DpDann(Method):
         align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging)
 
 
-class CriticRun(ChargedRun):
-    """A run of sanitized critic gradients; making it charges the whole run.
+class CriticRun(DescentRun[LossGradientReply]):
+    """A run of sanitized critic gradients. See `DescentRun`.
 
     Args:
         players: what is declared.
         settings: of both players.
         clip_norm: C of the run.
-        curator, plan, checkpoint: see `ChargedRun`.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class CriticRun(ChargedRun):
         super().__init__(curator, players.declarable, clipped, checkpoint=checkpoint)
 
     def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+        self, source: Tensor | PublicSource, drawn: DrawnStep[LossGradientReply], feature_map: FeatureMap | None = None
     ) -> AnsweredStep:
         """The critic's loss: its gradient leads the critic down, and the adapter, by the sanitized part alone, up."""
         settings = self._settings
@@ -182,8 +183,8 @@ class CriticRun(ChargedRun):
         loss = public + smooth + gradient_term(self.parameters, turned)
         return AnsweredStep(drawn.number, loss, float(public.detach()), 1.0, drawn.request_id)
 
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
+    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+        """See `DescentRun`."""
         return LossGradientRequest(self.adapted_values())
 
 

@@ -140,9 +140,7 @@ class Dpda(StatisticsMethod):
         laws = classes_of(ClassSums.together([released[site.name] for site in live]))
         classifier = self._trained(laws, feature_map, training)
         for site in live:
-            site.model = Model(training.model.extractor, classifier)
-            site.steps = site.plan.steps
-            training.record(site, site.steps, math.nan)
+            training.deliver(site, Model(training.model.extractor, classifier))
         write_histories(group)
 
     def _trained(self, laws: Classes, feature_map: FeatureMap, training: Training) -> nn.Module:

@@ -25,15 +25,16 @@ from dpswd.public_client.data.source import collect
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource, PublicStep, align
 from dpswd.public_client.published_methods.head_descent import HeadDescent
 from dpswd.public_client.published_methods.joint_scoring import MOST_WEIGHTS_TOGETHER, JointScoring
 from dpswd.public_client.published_methods.losses import gradient_term
 from dpswd.public_client.published_methods.newton import MOST_FEATURES, Newton, less_sure
 from dpswd.public_client.published_methods.public_view import folded, parted, viewed_head
 from dpswd.public_client.published_methods.scoring import MOST_WEIGHTS, Scoring
-from dpswd.public_client.training.loop import PublicStep, Training, align
+from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.run import DrawnStep
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
@@ -44,7 +45,7 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LabelledGradientDeclaration,
     entropy_cotangents,
 )
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import weights_from_bytes
 
@@ -153,7 +154,7 @@ class Finetune(Method):
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> FinetuneRun:
         """See `Method`; the module computes a score for each class, and all its parameters are trained."""
         names = tuple(name for name, _ in extractor.named_parameters())
-        return FinetuneRun(curator, Declarable.of(extractor, plan.record_shape, names), plan)
+        return FinetuneRun(curator, Declarable.of(extractor, plan.record_shape, names), plan).open()
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one model for all sites of a group, or one for each."""
@@ -176,7 +177,7 @@ class Finetune(Method):
         group.charge_each(
             lambda site: FinetuneRun(
                 site.curator, declared[site.name], replace(site.plan, method=settled), checkpoint=site.store
-            )
+            ).open()
         )
         parts = {id(model): _parts(model) for model in models.values()}
         for site in group.sites:  # copies: the source's own stays as it was
@@ -318,15 +319,15 @@ class Finetune(Method):
         return max(share, median(labels) if self.descent == "newton" else 0.0, 1e-6)
 
 
-class FinetuneRun(ChargedRun):
-    """A run of labelled gradients; making it charges the whole run. See `ChargedRun`."""
+class FinetuneRun(DescentRun[LossGradientReply]):
+    """A run of labelled gradients. See `DescentRun`."""
 
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
+    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+        """See `DescentRun`."""
         return LossGradientRequest(self.adapted_values())
 
     def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
+        self, source: Tensor | PublicSource, drawn: DrawnStep[LossGradientReply], feature_map: FeatureMap | None = None
     ) -> AnsweredStep:
         """A loss whose gradient is the released mean; its value says how long that is, less what is noise.
 

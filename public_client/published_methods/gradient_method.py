@@ -5,15 +5,20 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.methods.sliced_method import SlicedMethod
+from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.declarable import Declarable
-from dpswd.public_client.plans.recipe import RunTerms, not_between, not_one_of, not_positive
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_between, not_counts, not_one_of, not_positive
 from dpswd.public_client.published_methods.aligned_run import AlignedRun
+from dpswd.public_client.training.loop import Training
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
@@ -22,39 +27,40 @@ from dpswd.shared.published_mechanisms.gradient.mechanism import GRADIENT, SLICE
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientMethod(SlicedMethod):
-    """A method whose steps also release the sanitized gradient through the target branch.
+class GradientMethod(Method):
+    """A method whose steps release projections along random directions and the sanitized gradient for them.
 
     Attributes:
-        release: "quantiles" or "rows", for which `coefficients` are without meaning.
+        release: "quantiles" or "rows".
+        directions: k.
+        coefficients: L of each direction; without meaning for rows.
+        target_norm: the public map gives source features this mean norm; records are clipped at 1/2.
         gradient_share: part of a step's price that pays for the gradient.
         clip_norm: C, the largest norm of one record's gradient.
     """
 
-    run_kind: ClassVar[type[AlignedRun]] = AlignedRun
-
     release: Literal["quantiles", "rows"] = "quantiles"
+    directions: int = 200
+    coefficients: int = 2
+    target_norm: float = 0.4
     gradient_share: float = 0.5
     clip_norm: float = 0.5
 
     def problems(self) -> list[str]:
         """See `Method`."""
-        broken = (
-            super().problems() + not_one_of(self, "release", SLICED) + not_between(self, 0.0, 1.0, "gradient_share")
-        )
-        if self.gradient_share == 0.0:
-            broken.append("gradient_share is 0; it must be above 0")
-        return broken + not_positive(self, "clip_norm")
+        broken = [
+            *super().problems(),
+            *not_one_of(self, "release", SLICED),
+            *not_counts(self, "directions", "coefficients"),
+            *not_between(self, 0.0, 1.0, "gradient_share"),
+            *not_positive(self, "target_norm", "clip_norm"),
+        ]
+        return broken + ["gradient_share is 0; it must be above 0"] * (self.gradient_share == 0.0)
 
     @property
     def mechanism(self) -> AnyMechanism:
         """See `Recipe`."""
         return GRADIENT
-
-    @property
-    def published_map_norm(self) -> float | None:
-        """See `Method`: the gradient follows the model that the last step made."""
-        return None
 
     @property
     def step_features(self) -> int:
@@ -86,7 +92,7 @@ class GradientMethod(SlicedMethod):
         """Names of the parameters that receive the sanitized gradient."""
 
     def ready(self, extractor: nn.Module, record_shape: tuple[int, ...]) -> Declarable:
-        """See `SlicedMethod`."""
+        """What a run of an extractor declares, its adapters within it."""
         return Declarable.of(extractor, record_shape, self.names(extractor))
 
     def declarable(
@@ -98,3 +104,16 @@ class GradientMethod(SlicedMethod):
     ) -> Declarable:
         """See `Method`."""
         return self.ready(extractor, record_shape)
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> AlignedRun:
+        """See `Method`; the first step's source features make the public map."""
+        ready = self.ready(extractor, plan.record_shape)
+        return AlignedRun(curator, ready, plan, target_norm=self.target_norm).open()
+
+    def open_runs(self, group: Group, extractor: nn.Module, training: Training) -> None:
+        """Opens the sites' runs for one extractor, which charges all of each, or continues those of the directories."""
+        ready, norm = self.ready(extractor, group.record_shape()), self.target_norm
+        own: dict[str, Any] = {"target_norm": norm, "feature_map": map_from_source(training.features, target_norm=norm)}
+        group.charge_each(
+            lambda site: AlignedRun(site.curator, ready, site.plan, **own, checkpoint=site.store).open()
+        )

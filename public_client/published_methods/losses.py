@@ -17,12 +17,30 @@ import torch
 from torch import Tensor
 
 from dpswd.public_client.data.sliced_distances import distance, row_distance
-from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.device_noise.noise import draw_on
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
 from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections
+
+
+def sliced_loss(
+    source_features: Tensor, release: SlicedReply, declared: SlicedDeclaration, *, feature_map: FeatureMap, batch: int
+) -> Tensor:
+    """F between raw source features (m, d) and a release, of rows or of coefficients as it was declared.
+
+    Args:
+        source_features: (m, d); m need not be b.
+        release: of one step.
+        declared: by the run.
+        feature_map: the public map of the step.
+        batch: b.
+    """
+    used, sigma = feature_map.to(source_features.device), declared.sigma
+    if declared.coefficients:
+        return quantile_loss(source_features, release, feature_map=used, batch=batch, sigma=sigma)
+    return row_loss(source_features, release, feature_map=used, sigma=sigma)
 
 
 def quantile_loss(

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.data.accuracy import features as features_of
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import Reporter, reporting
-from dpswd.public_client.data.source import collect
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
@@ -36,15 +34,14 @@ from dpswd.public_client.published_methods.pseudo_label_sums import (
     whole,
 )
 from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.drawing import draw_all
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.method import Method
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
-from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire import limits
 
@@ -157,16 +154,6 @@ class PseudoLabels(Method):
         axes = made_axes(dimension, components_of(self.components, classes=classes, dimension=dimension))
         return Declarable.of(whole(extractor, classifier, axes)[0], record_shape)
 
-    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
-        """See `Method`.
-
-        Raises:
-            InvalidValue: always: what is released is no loss to descend on.
-        """
-        raise InvalidValue(
-            "pseudo-labels fits its one release as a whole; use DomainAdaptation, or open another method"
-        )
-
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph and one map for all sites."""
         stored = group.store.read("axes") if group.store is not None else None
@@ -183,7 +170,7 @@ class PseudoLabels(Method):
             feature_map = map_from_source(sums(training.features.cpu()), target_norm=self.target_norm)
         ready = Declarable.of(asked, group.record_shape())
         group.charge_each(
-            lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store)
+            lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store).open()
         )
 
     def _axes(self, group: Group, training: Training) -> nn.Linear:
@@ -196,18 +183,9 @@ class PseudoLabels(Method):
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's classifier is its own."""
-        for site in group.live:
-            training.record(site, 0, math.nan)
-
-        def drawn(site: Site) -> list[SlicedReply]:
-            with reporting(f"pseudo-labelled sums of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return draw_all(_run_of(site), site.store, bar)
-
-        releases = group.each(drawn)
-        shown = collect(training.source, most=max(1, self.source_records // training.ranks.size))
-        features = features_of(training.model.extractor, shown.images.to(training.device))
-        features = training.ranks.gather(features).cpu().double()
-        labels = training.ranks.gather(shown.labels.to(training.device)).cpu()
+        releases = training.read_each(group, "pseudo-labelled sums", lambda site, bar: site.run.ask_all(bar))
+        features, labels = training.source_features(self.source_records)
+        features, labels = features.cpu().double(), labels.cpu()
         for site in group.live:
             run = _run_of(site)
             source = Source(features, labels, copy.deepcopy(run.sums).double(), run.declared_map)
@@ -307,22 +285,15 @@ def _install(site: Site, delivered: Delivered, training: Training) -> None:
         classifier = delivered.classifier.to(device=like.device, dtype=like.dtype)
     else:
         site.outcome = UNCHANGED
-    site.model = Model(training.model.extractor, classifier)
-    site.finding = delivered.reason
-    (_log.info if delivered.classifier is not None else _log.warning)(
-        "%s: %s; %s", site.name, site.outcome, site.finding
-    )
-    site.steps = site.plan.steps
-    training.record(site, site.steps, math.nan)
+    training.deliver(site, Model(training.model.extractor, classifier), delivered.reason)
 
 
-class SumsRun(ChargedRun):
-    """A run of pseudo-labelled sums; making it charges the whole run.
+class SumsRun(Release[SlicedReply]):
+    """A run of pseudo-labelled sums. See `Release`.
 
     Args:
         sums: the end of the graph.
         feature_map: of the sums.
-        curator, ready, plan, checkpoint: see `ChargedRun`.
     """
 
     def __init__(
@@ -344,20 +315,6 @@ class SumsRun(ChargedRun):
         declared: FeatureMap | None = self.declared.feature_map
         assert declared is not None, "declared when the run was opened"
         return FeatureMap(declared.center.cpu().double(), declared.scale.cpu().double())
-
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
-        return SlicedRequest()
-
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
-        """See `ChargedRun`.
-
-        Raises:
-            InvalidValue: always: the sums are no loss.
-        """
-        raise InvalidValue("pseudo-labelled sums are no loss to descend on")
 
 
 def _run_of(site: Site) -> SumsRun:

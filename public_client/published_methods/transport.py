@@ -19,15 +19,15 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.curator.values import PendingStep, new_request_id
 from dpswd.public_client.data.accuracy import features as features_of
 from dpswd.public_client.data.feature_maps import map_from_source
-from dpswd.public_client.plans.declarable import Declarable, quoted
+from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
-from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, SlicedRequest
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
 
 FloatArray = npt.NDArray[np.float64]
@@ -114,12 +114,8 @@ def transported(
     feature_map = map_from_source(raw, target_norm=method.target_norm)
     points = feature_map.clipped(raw)  # (m, d)
     ready = Declarable.of(extractor, plan.record_shape)
-    noisy, quote = quoted(curator, ready, plan)
-    parameters = noisy.parameters(ready.uploaded(curator), feature_map=feature_map)
-    run = curator.open_run(parameters, request_id=new_request_id())
-    answer = curator.send(PendingStep(run.run_id, new_request_id(), SlicedRequest().to_bytes()))
-    reply = SlicedReply.from_bytes(answer.payload)
-    sigma = noisy.declared().sigma
+    run = Release[SlicedReply](curator, ready, plan, feature_map=feature_map).open()
+    reply, sigma = run.draw().reply, run.declared.sigma
     solved = solve(
         (points @ reply.directions(points)).double().cpu().numpy(),
         reply.values.to_numpy(),
@@ -127,7 +123,7 @@ def transported(
         sigma=sigma,
         method=method,
     )
-    return Transported(*solved, epsilon=quote.epsilon, sigma=sigma)
+    return Transported(*solved, epsilon=run.run.quote.epsilon, sigma=sigma)
 
 
 def estimated_costs(points: FloatArray, rows: FloatArray, *, dimension: int, sigma: float) -> FloatArray:

@@ -16,7 +16,7 @@ from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import Recipe, not_between, not_counts, not_positive, refuse
 from dpswd.public_client.plans.together import Together
 from dpswd.public_client.training.loop import Training
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
 
@@ -98,15 +98,15 @@ class Method(Recipe):
         """
         raise InvalidValue(f"{cls.name} has no model of its own; bring one")
 
-    @abc.abstractmethod
-    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> ChargedRun:
-        """Opens (hence charges) a run for a loop of the caller's own.
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> Release[Any]:
+        """Opens (hence charges) a run for a loop of the caller's own: its steps are drawn as they come.
 
         Args:
             curator: the connection.
             plan: see `Hospital.open`, also for what is returned and raised.
             extractor: see `Hospital.open`.
         """
+        return Release(curator, self.declarable(extractor, plan.record_shape, None), plan).open()
 
     @abc.abstractmethod
     def begin(self, group: Group, training: Training) -> None:

@@ -1,16 +1,15 @@
-"""One run in progress, whatever it releases: uploads, opens (hence charges), draws steps, goes on after a crash.
+"""One charge and what it pays for: a model and a plan, declared, opened (hence charged), and asked step by step.
 
-Where there is a checkpoint, every request is on disk before it is sent. What a step asks and what its answer means is
-the method's.
+Where there is a checkpoint, every request is on disk before it is sent and every answer after it came, so that a killed
+training goes on with what it has. What a step asks and what its answer means is the method's.
 """
 
 from __future__ import annotations
 
-import abc
 import base64
 import logging
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
+from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.plans.declarable import Declarable, within_quote
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import refuse
@@ -26,6 +26,7 @@ from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.shared.core.errors import (
     CuratorFault,
     CuratorUnavailable,
+    InvalidValue,
     LedgerCorrupt,
     RequestInProgress,
     SettingsError,
@@ -36,64 +37,41 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
 
 _log = logging.getLogger(__name__)
+Reply = TypeVar("Reply", bound=Payload)
 
 
 @dataclass(frozen=True)
-class PublicSource:
-    """Source features that the curator holds, for steps that name them by digest.
+class RequestIds:
+    """The ids of a charge and of its one step, new ones by default; with the same ids and model a repeat is free.
 
     Attributes:
-        features: (m, d), raw, without gradients.
-        digest: their name at the curator.
+        run: of the charge.
+        step: of the release.
     """
 
-    features: Tensor
-    digest: str
-
-    @staticmethod
-    def of(source: Tensor | PublicSource) -> Tensor:
-        """The features (m, d), uploaded or not."""
-        return source.features if isinstance(source, PublicSource) else source
+    run: str = field(default_factory=new_request_id)
+    step: str = field(default_factory=new_request_id)
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnStep:
+class DrawnStep(Generic[Reply]):
     """One step as it came.
 
     Attributes:
         number: 1 for the first step of the run.
         reply: the mechanism's.
         request_id: of the step.
+        asked: the request's payload; of a step that was under way when an earlier process ended, that one's.
     """
 
     number: int
-    reply: Any
+    reply: Reply
     request_id: str
+    asked: bytes
 
 
-@dataclass(frozen=True)
-class AnsweredStep:
-    """One step, answered.
-
-    Attributes:
-        number: 1 for the first step of the run.
-        loss: scalar; its gradient is that of the public half in what it was computed from, and the sanitized one in
-            the adapted parameters.
-        distance: how far source and target are from each other: the estimated distance F of `losses`, or a critic's
-            loss on the source.
-        scale: the public scale of the step's cotangents; loss / scale has gradients of comparable size at all steps.
-        request_id: of the step.
-    """
-
-    number: int
-    loss: Tensor
-    distance: float
-    scale: float
-    request_id: str
-
-
-class ChargedRun(abc.ABC):
-    """A run of one plan for one model; making it charges the whole run, or continues the checkpoint's.
+class Release(Generic[Reply]):
+    """A plan for one model; `open` charges all of it, after which its steps are drawn.
 
     Use as a context manager in a loop of one's own::
 
@@ -105,21 +83,22 @@ class ChargedRun(abc.ABC):
         ready: the model that the private records go through, as it travels.
         plan: what to declare.
         feature_map: the public map that the run declares, or None.
-        checkpoint: where requests are written before they are sent.
+        checkpoint: where requests are written before they are sent, and answers kept.
+        ids: of a run of one step that must be repeatable without a checkpoint; the plan is then opened as it is, with
+            its noise.
 
     Attributes:
         plan: with its noise.
         parameters: the adapted tensors, in the declared order.
         run: as it was opened.
         declared: what the run declares of its mechanism.
+        answers: that were drawn by `ask`, in order, with those of an earlier process.
         steps_drawn: by this process.
         steps_lost: charged steps that the curator has given up.
-
-    Raises:
-        BudgetExhausted: the plan does not fit; nothing was spent.
-        InvalidValue: the release could not change anything (`Recipe.worthless`); nothing was spent.
-        SettingsError: the checkpoint's run was declared for another model.
     """
+
+    run: Run
+    declared: Any
 
     def __init__(
         self,
@@ -129,19 +108,31 @@ class ChargedRun(abc.ABC):
         *,
         feature_map: FeatureMap | None = None,
         checkpoint: Checkpoint | None = None,
+        ids: RequestIds | None = None,
     ) -> None:
-        self._curator = curator
-        self._checkpoint = checkpoint
+        self._curator, self._ready, self._checkpoint, self._ids = curator, ready, checkpoint, ids
+        self._feature_map = feature_map
         self._pending: PendingStep | None = None
-        self.parameters, self.plan = ready.parameters, ready.sized(plan)
+        self.parameters, self.plan = ready.parameters, plan if ids is not None else ready.sized(plan)
         self.mechanism = plan.method.mechanism
+        self.answers: list[DrawnStep[Reply]] = []
         self.steps_drawn = self.steps_lost = 0
-        uploaded = ready.uploaded(curator)
-        if checkpoint is not None and checkpoint.begun:
-            self.run = self._resume(checkpoint, uploaded)
+
+    def open(self) -> Self:
+        """Uploads the model and opens the run, **which charges all its steps**, or continues the checkpoint's.
+
+        Raises:
+            BudgetExhausted: the plan does not fit; nothing was spent.
+            InvalidValue: the release could not change anything (`Recipe.worthless`); nothing was spent.
+            SettingsError: the checkpoint's run was declared for another model.
+        """
+        uploaded = self._ready.uploaded(self._curator)
+        if self._checkpoint is not None and self._checkpoint.begun:
+            self.run = self._resumed(self._checkpoint, uploaded)
         else:
-            self.run = self._open(ready, uploaded, feature_map)
+            self.run = self._opened(uploaded)
         self.declared = self.mechanism.declaration.from_bytes(self.run.parameters.declaration)
+        return self
 
     def __enter__(self) -> Self:
         return self
@@ -157,57 +148,71 @@ class ChargedRun(abc.ABC):
         """Whether the next step drawn is one that was under way when an earlier process, or connection, ended."""
         return self._pending is not None
 
-    def upload(self, features: Tensor) -> PublicSource:
-        """Uploads public source features (m, d) once, for many steps."""
-        return PublicSource(features.detach(), self._curator.upload_source(features.detach().cpu().numpy()))
+    @property
+    def left(self) -> int:
+        """Steps that `ask` can still draw."""
+        return self.plan.steps - len(self.answers) - self.steps_lost
 
-    def loss(self, features: Tensor) -> Tensor:
-        """Draws one charged step of the run and returns what it says as a scalar loss; autograd works.
-
-        Args:
-            features: (m, d) of public source records; may require gradients.
-
-        Returns:
-            Scalar: the estimated distance. Its gradient is the source branch in `features`, and the sanitized target
-            branch in the adapted parameters.
-
-        Raises:
-            RunFinished: all declared steps are used.
-        """
-        return self.answered(features, self.draw(features)).loss
-
-    def draw(self, source: Tensor | PublicSource | None = None, *, feature_map: FeatureMap | None = None) -> DrawnStep:
+    def draw(self, request: Payload | None = None) -> DrawnStep[Reply]:
         """The next step's reply as it came.
 
         Args:
-            source: raw public source features (m, d), where the curator needs them.
-            feature_map: replaces the run's public map for this step.
+            request: what the mechanism is asked; by default what asks for nothing in particular.
 
         Raises:
             RunFinished: all declared steps are used.
         """
-        pending, self._pending = self._pending or self._written(source, feature_map), None
+        pending, self._pending = self._pending or self._written(request), None
         try:
             release = self._curator.send(pending)
             self.steps_drawn += 1
-            return DrawnStep(release.step, self.mechanism.reply.from_bytes(release.payload), pending.request_id)
+            reply = self.mechanism.reply.from_bytes(release.payload)
+            return DrawnStep(release.step, reply, pending.request_id, pending.payload)
         except StepGivenUp as error:
             self.steps_lost += 1
             _log.warning("a step of run %s is lost, going on with the next: %s", self.run.run_id, error)
-            return self.draw(source, feature_map=feature_map)
+            return self.draw(request)
         except (CuratorUnavailable, RequestInProgress, CuratorFault, LedgerCorrupt):
             self._pending = pending  # it may have used up a step: what is drawn next is this one, by the same id
             raise
 
-    @abc.abstractmethod
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
-        """A drawn step as a loss; source and map are those that it was drawn with."""
+    def ask(self, request: Payload | None = None) -> DrawnStep[Reply]:
+        """Draws a step and keeps its answer, in the checkpoint too; see `draw`."""
+        answer = self.draw(request)
+        self.answers.append(answer)
+        if self._checkpoint is not None:
+            kept = [{"asked": _as_tensor(own.asked), "reply": _as_tensor(own.reply.to_bytes())} for own in self.answers]
+            state = {"step": len(kept), "request_ids": [answer.request_id], "answers": kept}
+            self._checkpoint.write("state", state)
+        return answer
 
-    @abc.abstractmethod
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """What the mechanism is asked in the next step."""
+    def ask_all(self, bar: Reporter | None = None) -> list[Reply]:
+        """The replies to all steps, each asked for nothing in particular; no further cost.
+
+        Args:
+            bar: told of every step.
+
+        Raises:
+            RunFinished: they were drawn before, without a checkpoint.
+            InvalidValue: the curator has given up every step.
+        """
+        bar = bar or Reporter()
+        for _ in self.answers:
+            bar.advance(self.plan.charged)
+        while self.left > 0:
+            self.ask()
+            bar.advance(self.plan.charged)
+        self.require_answers()
+        return [answer.reply for answer in self.answers]
+
+    def require_answers(self) -> None:
+        """Refuses to read a run of which nothing came.
+
+        Raises:
+            InvalidValue: the curator has given up every step.
+        """
+        if not self.answers:
+            raise InvalidValue("the curator gave up every step of this run; nothing was released")
 
     def adapted_values(self) -> npt.NDArray[np.float32] | None:
         """Present values of the adapted parameters, flat, in the declared order; None where there are none."""
@@ -216,14 +221,15 @@ class ChargedRun(abc.ABC):
         flat: npt.NDArray[np.float32] = torch.cat([p.detach().reshape(-1) for p in self.parameters]).cpu().numpy()
         return flat
 
-    def _written(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> PendingStep:
-        payload = self.request(source, feature_map).to_bytes()
-        pending = PendingStep(self.run.run_id, new_request_id(), payload)
+    def _written(self, request: Payload | None) -> PendingStep:
+        payload = (self.mechanism.request() if request is None else request).to_bytes()
+        request_id = new_request_id() if self._ids is None else self._ids.step
+        pending = PendingStep(self.run.run_id, request_id, payload)
         if self._checkpoint is not None:
             self._checkpoint.write_pending(pending)
         return pending
 
-    def _resume(self, checkpoint: Checkpoint, uploaded: UploadedExtractor) -> Run:
+    def _resumed(self, checkpoint: Checkpoint, uploaded: UploadedExtractor) -> Run:
         """Opens the checkpoint's run again, by the bytes it was declared with; recalls the step that was under way."""
         run = checkpoint.read_run()
         parameters = RunParameters.from_bytes(base64.b64decode(run["declaration"]))
@@ -237,17 +243,27 @@ class ChargedRun(abc.ABC):
         pending = checkpoint.read_pending()
         if pending is not None and pending.request_id not in checkpoint.applied():
             self._pending = pending  # not yet applied when the process ended
+        for number, kept in enumerate((checkpoint.read("state") or {}).get("answers", ()), start=1):
+            asked, reply = (bytes(kept[name].numpy()) for name in ("asked", "reply"))
+            self.answers.append(DrawnStep(number, self.mechanism.reply.from_bytes(reply), "", asked))
         return self._curator.open_run(parameters, request_id=str(run["request_id"]))
 
-    def _open(self, ready: Declarable, uploaded: UploadedExtractor, feature_map: FeatureMap | None) -> Run:
+    def _opened(self, uploaded: UploadedExtractor) -> Run:
         """Prices the run at the curator, raises the noise if its ledger counts more than the plan did, and opens it."""
-        self.plan = within_quote(
-            self.plan, lambda plan: self._curator.price_run(plan.parameters(uploaded, ready.names, feature_map)).epsilon
-        )
+        names, feature_map = self._ready.names, self._feature_map
+        if self._ids is None:
+            self.plan = within_quote(
+                self.plan, lambda plan: self._curator.price_run(plan.parameters(uploaded, names, feature_map)).epsilon
+            )
         refuse(self.plan.method.worthless(self.plan))
-        parameters, request_id = self.plan.parameters(uploaded, ready.names, feature_map), new_request_id()
+        parameters = self.plan.parameters(uploaded, names, feature_map)
+        request_id = new_request_id() if self._ids is None else self._ids.run
         if self._checkpoint is not None:
             declaration = base64.b64encode(parameters.to_bytes()).decode("ascii")
             asked = {"plan": self.plan.to_json(), "request_id": request_id, "declaration": declaration}
             self._checkpoint.write_run(asked)
         return self._curator.open_run(parameters, request_id=request_id)
+
+
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

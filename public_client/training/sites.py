@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
@@ -24,7 +24,7 @@ from dpswd.public_client.plans.recipe import refuse
 from dpswd.public_client.training.asking import ask_each
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.history import HistoryPoint
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, PublicSource
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import (
     CuratorFault,
     CuratorUnavailable,
@@ -33,7 +33,6 @@ from dpswd.shared.core.errors import (
     LedgerCorrupt,
     RequestInProgress,
 )
-from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
@@ -78,7 +77,6 @@ class Site:
         store: its directory, or None.
         model: what was trained for it; None before its run is open.
         opened: its run, once it is open.
-        source: source features that the curator holds, where they stay fixed.
         steps: that were drawn and applied.
         request_id: of the last of them; empty before the first.
         stale: the step that is under way was asked with weights of long ago; its answer is drawn and dropped.
@@ -100,8 +98,7 @@ class Site:
     weight: float = 1.0
     store: Checkpoint | None = None
     model: Model | None = None
-    opened: ChargedRun | None = None
-    source: PublicSource | None = None
+    opened: Release[Any] | None = None
     steps: int = 0
     request_id: str = ""
     stale: bool = False
@@ -115,12 +112,12 @@ class Site:
     not_compared: DpswdError | None = None
 
     @property
-    def run(self) -> ChargedRun:
+    def run(self) -> Release[Any]:
         """The open run."""
         assert self.opened is not None, "the run is opened before it is used"
         return self.opened
 
-    def begin(self, run: ChargedRun) -> None:
+    def begin(self, run: Release[Any]) -> None:
         """Takes an opened run, and its plan with the noise."""
         self.opened, self.plan = run, run.plan
 
@@ -208,7 +205,7 @@ class Group:
         asked = {site.name: site for site in (self.live if sites is None else sites)}
         return self._heard(asked, act, parallel=parallel, straggler_s=self._straggler_s)
 
-    def charge_each(self, begin: Callable[[Site], ChargedRun], *, parallel: bool = True) -> None:
+    def charge_each(self, begin: Callable[[Site], Release[Any]], *, parallel: bool = True) -> None:
         """Opens the run of every site that takes part, and sets aside those that fail.
 
         All are waited for, stragglers too: a thread that was left behind would go on and charge a run that nobody has.
@@ -269,29 +266,6 @@ class Group:
         """Gives the sites that take part what their records go through from now on."""
         for site in self.live:
             site.model = model
-
-    def step(self, features: Tensor, *, feature_map: FeatureMap | None = None) -> dict[str, AnsweredStep]:
-        """One charged step of every site that has steps left; the requests travel in parallel.
-
-        Args:
-            features: (m, d) public source features; sites that hold uploaded ones use these.
-            feature_map: the public map of this step; by default each run's own.
-
-        Returns:
-            The answered steps by name; of a stale step the answer is left out.
-        """
-        drawn = self.each(lambda site: site.run.draw(site.source or features, feature_map=feature_map), self.unfinished)
-        answers = {}
-        for site in self.unfinished:
-            if site.name not in drawn:
-                continue
-            site.steps += 1
-            site.request_id = drawn[site.name].request_id
-            if site.stale:
-                site.stale = False
-                continue
-            answers[site.name] = site.run.answered(site.source or features, drawn[site.name], feature_map=feature_map)
-        return answers
 
     def _set_aside(self, site: Site, error: DpswdError) -> None:
         site.lost = error

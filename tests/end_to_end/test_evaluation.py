@@ -19,8 +19,9 @@ from torch import nn
 from dpswd.public_client.cli.main import main
 from dpswd.public_client.experiments.approaches import Problem, approach
 from dpswd.public_client.methods import Statistics
-from dpswd.public_client.methods.evaluation import Evaluate, EvaluationIds
+from dpswd.public_client.methods.evaluation import Evaluate
 from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.training.run import RequestIds
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RequestIdReused, RequestInvalid
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
@@ -102,7 +103,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(hospital, model
                 connected.evaluate(wrong, whole, epsilon=0.5)
         with pytest.raises(InvalidValue, match="cannot be evaluated"):
             connected.evaluate(object(), whole, epsilon=0.5)
-        ids, plan = EvaluationIds(), connected.plan_evaluation(bare, epsilon=0.05)
+        ids, plan = RequestIds(), connected.plan_evaluation(bare, epsilon=0.05)
         small = connected.evaluate(model, plan, request_ids=ids)
         assert small.confusion is None
         assert small.reliability == ()

@@ -18,7 +18,7 @@ from dpswd.public_client.plans.recipe import not_between, not_counts, not_one_of
 from dpswd.public_client.published_methods.generators.networks import Centred, Kind, decoder_of, network
 from dpswd.public_client.replay.fit import cosine
 from dpswd.public_client.training.history import Average
-from dpswd.public_client.training.run import ChargedRun, DrawnStep
+from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.errors import InvalidValue
 
 _SETTLING, _SETTLING_BATCH = 50, 200
@@ -28,7 +28,7 @@ _SHOWN_EVERY = 50  # updates, on the progress bar
 LEAST_ROWS = 2
 """Records of a batch for each process that shares it: a norm over a batch needs two."""
 
-Step = Callable[[nn.Module, torch.Generator], DrawnStep]
+Step = Callable[[nn.Module, torch.Generator], DrawnStep[Any]]
 """Draws a step for a network, and leaves the loss's gradient in the network's parameters."""
 
 
@@ -67,13 +67,13 @@ class Network(GenerationMethod):
             problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high")
         return problems
 
-    def made(self, run: ChargedRun, fitting: Fitting) -> nn.Module:
+    def made(self, run: Release[Any], fitting: Fitting) -> nn.Module:
         """A new network for the run's records, from the fit's seed."""
         torch.manual_seed(fitting.seed)
         shape = {"classes": run.plan.classes, "record_shape": run.plan.record_shape}
         return network(self.network, latent=self.latent, width=self.width, **shape).to(fitting.device)  # type: ignore[arg-type]
 
-    def finished(self, trained: nn.Module, run: ChargedRun, shares: tuple[float, ...]) -> Generator:
+    def finished(self, trained: nn.Module, run: Release[Any], shares: tuple[float, ...]) -> Generator:
         """The generator of a trained network.
 
         Args:
@@ -106,7 +106,7 @@ class Network(GenerationMethod):
         values: Tensor = ranks.gather(trained(latents.tensor_split(ranks.size)[ranks.rank]))
         return values
 
-    def features_on(self, features: nn.Module, values: Tensor, run: ChargedRun) -> Tensor:
+    def features_on(self, features: nn.Module, values: Tensor, run: Release[Any]) -> Tensor:
         """What a generated record's features are: the network's values between -1 and 1, as a record, through them."""
         if isinstance(features, Centred):
             return values
@@ -114,7 +114,7 @@ class Network(GenerationMethod):
         made: Tensor = features(ranged.reshape(-1, *run.plan.record_shape))
         return made
 
-    def descended(self, run: ChargedRun, trained: nn.Module, step: Step, fitting: Fitting) -> None:
+    def descended(self, run: Release[Any], trained: nn.Module, step: Step, fitting: Fitting) -> None:
         """Draws the run's steps, one descent each, and leaves the averaged weights in the network.
 
         Args:
@@ -191,7 +191,7 @@ class _State:
     average: Average
     own: torch.Generator
 
-    def stored(self, drawn: DrawnStep) -> dict[str, Any]:
+    def stored(self, drawn: DrawnStep[Any]) -> dict[str, Any]:
         return {
             "step": drawn.number,
             "request_ids": [drawn.request_id],

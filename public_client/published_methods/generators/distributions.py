@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,27 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.scaled import Scaled
-from dpswd.public_client.plans.declarable import Declarable
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
-from dpswd.public_client.published_methods.generators.descent import LEAST_ROWS, Network, no_loss
-from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.drawing import draw_all
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
-from dpswd.shared.core.errors import InvalidValue
+from dpswd.public_client.published_methods.generators.descent import LEAST_ROWS, Network
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS, encoded
 from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
 from dpswd.shared.core.mechanisms.distributions.mechanism import (
     LABELLED_DISTRIBUTIONS,
     MOST_WINDOW,
     DistributionsDeclaration,
-    DistributionsRequest,
     Released,
 )
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
@@ -45,6 +39,39 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _COUNTED = 0.05
 """Of the squared sensitivity, for the classes' counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What a run's releases say together.
+
+    Attributes:
+        shares: (C,) of the classes, positive, adding up to 1.
+        coefficients: (C, L, k), of each class, over the number of all records that have a label.
+    """
+
+    shares: npt.NDArray[np.float64]
+    coefficients: npt.NDArray[np.float64]
+
+
+class DistributionsRun(Release[Any]):
+    """A run of sliced distributions by class. See `Release`."""
+
+    def estimate(self, released: list[Released]) -> Estimate:
+        """The mean of the run's releases."""
+        counts = np.mean([one.counts for one in released], axis=0).clip(min=1.0)
+        # How many records have a label is public where all have one.
+        records = counts.sum() if self.plan.partly_labelled else float(self.plan.records)
+        coefficients = np.mean([one.coefficients for one in released], axis=0) / records
+        return Estimate(counts / counts.sum(), coefficients)
+
+    def encoded(self, features: Tensor) -> Tensor:
+        """What raw features (m, d) of generated records add to the release, (m, L, k); differentiable."""
+        declared: DistributionsDeclaration = self.declared
+        own = FeatureMap.identity(features.shape[1]) if declared.feature_map is None else declared.feature_map
+        U = public_directions(declared.directions_seed, features.shape[1], declared.directions).to(features)
+        projections = own.to(features.device).clipped(features) @ U
+        return encoded(projections, window=declared.window, coefficients=declared.coefficients)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +91,7 @@ class SlicedDistributions(Network):
     """
 
     name = "sliced-distributions"
+    run_kind: ClassVar[type[Release[Any]]] = DistributionsRun
 
     directions: int = 200
     coefficients: int = 16
@@ -108,15 +136,11 @@ class SlicedDistributions(Network):
         """See `GenerationMethod`: the values themselves, on the scale of the clip."""
         return Scaled(self.low, self.high, self.typical * math.sqrt(math.prod(description.record_shape))).eval()
 
-    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
-        """See `GenerationMethod`."""
-        return DistributionsRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
-
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         assert isinstance(run, DistributionsRun), "this method opened it"
         with reporting("sliced distributions", run.plan.steps, shown=fitting.progress) as bar:
-            released = draw_all(run, fitting.store, bar)
+            released = run.ask_all(bar)
         estimate = run.estimate([Released.of(reply, run.declared) for reply in released])
         trained, features = self.made(run, fitting), features.to(fitting.device)
         own = torch.Generator().manual_seed(fitting.seed)
@@ -154,56 +178,3 @@ class SlicedDistributions(Network):
         each = run.encoded(self.features_on(features, trained(latents[own]), run))  # (m, L, k)
         kinds = nn.functional.one_hot(labels[own], run.plan.classes).to(each)
         return ranks.gather(torch.einsum("mc,mlk->clk", kinds, each)[None]).sum(dim=0) / len(latents)
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """What a run's releases say together.
-
-    Attributes:
-        shares: (C,) of the classes, positive, adding up to 1.
-        coefficients: (C, L, k), of each class, over the number of all records that have a label.
-    """
-
-    shares: npt.NDArray[np.float64]
-    coefficients: npt.NDArray[np.float64]
-
-
-class DistributionsRun(ChargedRun):
-    """A run of sliced distributions by class; making it charges the whole run. See `ChargedRun`."""
-
-    def estimate(self, released: list[Released]) -> Estimate:
-        """The mean of the run's releases.
-
-        Raises:
-            InvalidValue: the curator has given up every step.
-        """
-        if not released:
-            raise InvalidValue("the curator gave up every step of this run; nothing was released")
-        counts = np.mean([one.counts for one in released], axis=0).clip(min=1.0)
-        # How many records have a label is public where all have one.
-        records = counts.sum() if self.plan.partly_labelled else float(self.plan.records)
-        coefficients = np.mean([one.coefficients for one in released], axis=0) / records
-        return Estimate(counts / counts.sum(), coefficients)
-
-    def encoded(self, features: Tensor) -> Tensor:
-        """What raw features (m, d) of generated records add to the release, (m, L, k); differentiable."""
-        declared: DistributionsDeclaration = self.declared
-        own = FeatureMap.identity(features.shape[1]) if declared.feature_map is None else declared.feature_map
-        U = public_directions(declared.directions_seed, features.shape[1], declared.directions).to(features)
-        projections = own.to(features.device).clipped(features) @ U
-        return encoded(projections, window=declared.window, coefficients=declared.coefficients)
-
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`."""
-        return DistributionsRequest()
-
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
-        """See `ChargedRun`.
-
-        Raises:
-            InvalidValue: always: generated records are compared, see `encoded`.
-        """
-        raise no_loss()

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.methods.statistics_head import shares_of
 from dpswd.public_client.methods.statistics_method import StatisticsRun
-from dpswd.public_client.plans.declarable import Declarable
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
 from dpswd.public_client.published_methods.generators.networks import Centred
-from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
@@ -48,6 +45,7 @@ class DpMerf(Network):
     """
 
     name = "dp-merf"
+    run_kind: ClassVar[type[Release[Any]]] = StatisticsRun
 
     frequencies: int = 1000
     scale: float = 0.4
@@ -87,15 +85,11 @@ class DpMerf(Network):
         fourier = FourierFeatures(values, self.frequencies, scale, seed=self.frequencies_seed)
         return nn.Sequential(Centred(self.low, self.high), fourier).eval()
 
-    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
-        """See `GenerationMethod`."""
-        return StatisticsRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
-
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
         assert isinstance(run, StatisticsRun), "this method opened it"
         with reporting("random Fourier means", run.plan.steps, shown=fitting.progress) as bar:
-            sums = run.read(fitting.store, bar=bar)
+            sums = run.sums(bar)
         shares, classes = shares_of(sums), run.plan.classes
         # (C, 2D) means over all records of e_y (x) phi, as released; |phi| = 1 where nothing was clipped.
         target = torch.from_numpy((sums.features + sums.total / classes) / sums.records).float().to(fitting.device)
@@ -113,7 +107,7 @@ class DpMerf(Network):
         self.updated(trained, loss, self.updates, fitting)
         return self.finished(trained, run, tuple(float(share) for share in shares))
 
-    def _phi(self, features: nn.Module, made: Tensor, run: ChargedRun) -> Tensor:
+    def _phi(self, features: nn.Module, made: Tensor, run: Release[Any]) -> Tensor:
         """Of generated values between -1 and 1."""
         if isinstance(features, nn.Sequential) and isinstance(features[0], Centred):
             phi: Tensor = features[1](made)

@@ -13,24 +13,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
-from dpswd.public_client.plans.declarable import Declarable
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
-from dpswd.public_client.published_methods.generators.descent import Network, no_loss
+from dpswd.public_client.published_methods.generators.descent import Network
 from dpswd.public_client.published_methods.generators.networks import Centred
-from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.noise.clipping import clip_records
-from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points
 from dpswd.shared.published_mechanisms.sinkhorn.transport import sinkhorn
@@ -103,22 +99,17 @@ class DpSinkhorn(Network):
         """See `GenerationMethod`: the values themselves, from -1 to 1."""
         return Centred(self.low, self.high).eval()
 
-    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
-        return SinkhornRun(curator, Declarable.of(features, plan.record_shape), plan, checkpoint=store)
-
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
-        assert isinstance(run, SinkhornRun), "this method opened it"
         classes = run.plan.classes
         features = features.to(fitting.device)
 
-        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep:
+        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep[Any]:
             labels = torch.randint(classes, (self.points,), generator=own)
             labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
             made = self.drawn(trained, labels, classes, own, fitting.ranks)
             points = self.features_on(features, made, run)
-            drawn = run.gradient(points, labels)
+            drawn = run.draw(SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist())))
             released = drawn.reply.gradient.to_tensor(device=fitting.device)
             among = self._among(points.detach(), labels, classes)
             points.backward(torch.cat([released, among]))  # type: ignore[no-untyped-call]
@@ -144,45 +135,3 @@ class DpSinkhorn(Network):
         )
         (gradient,) = torch.autograd.grad(loss, last)
         return clip_records(gradient.reshape(1, -1), self.clip_norm).reshape(gradient.shape).to(points)
-
-
-class SinkhornRun(ChargedRun):
-    """A run of gradients in generated points; making it charges the whole run. See `ChargedRun`."""
-
-    _asked: SinkhornRequest | None = None
-
-    def gradient(self, points: Tensor, labels: Tensor) -> DrawnStep:
-        """Draws one charged step for generated points.
-
-        Args:
-            points: features (n + n', d) of generated records.
-            labels: their classes (n + n',).
-
-        Returns:
-            The step; its reply holds the gradient in the first n points.
-
-        Raises:
-            RunFinished: all declared steps are used.
-        """
-        self._asked = SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist()))
-        return self.draw()
-
-    def request(self, source: Tensor | PublicSource | None, feature_map: FeatureMap | None) -> Payload:
-        """See `ChargedRun`.
-
-        Raises:
-            InvalidValue: no points were given.
-        """
-        if self._asked is None:
-            raise no_loss()
-        return self._asked
-
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep, *, feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
-        """See `ChargedRun`.
-
-        Raises:
-            InvalidValue: always: a gradient is no loss.
-        """
-        raise no_loss()

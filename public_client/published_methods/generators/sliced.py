@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.scaled import Scaled
-from dpswd.public_client.plans.declarable import Declarable
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of, not_positive
-from dpswd.public_client.published_methods.aligned_run import AlignedRun
 from dpswd.public_client.published_methods.generators.descent import Network
-from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.run import ChargedRun, DrawnStep
+from dpswd.public_client.published_methods.losses import sliced_loss
+from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, labelled
@@ -97,24 +93,19 @@ class DpSwd(Network):
         room = math.sqrt(RECORD_NORM**2 - self.label_weight**2)
         return Scaled(self.low, self.high, self.typical * math.sqrt(values), norm=room).eval()
 
-    def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> ChargedRun:
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
-        ready = Declarable.of(features, plan.record_shape)
-        return AlignedRun(curator, ready, plan, target_norm=RECORD_NORM, checkpoint=store)
-
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
-        assert isinstance(run, AlignedRun), "this method opened it"
-        classes, weight = run.plan.classes, run.sliced.label_weight
+        declared: SlicedDeclaration = run.declared
+        classes, weight, batch = run.plan.classes, declared.label_weight, run.plan.batch_size
         features = features.to(fitting.device)
         clip = FeatureMap.identity(run.plan.facts.model.feature_dimension + classes).to(fitting.device)
 
-        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep:
-            labels = torch.randint(classes, (run.plan.batch_size,), generator=own).to(fitting.device)
+        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep[Any]:
+            labels = torch.randint(classes, (batch,), generator=own).to(fitting.device)
             made = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
             drawn = run.draw()
             source = labelled(made, labels, classes=classes, weight=weight)
-            run.distance(source, drawn.reply, feature_map=clip).backward()  # type: ignore[no-untyped-call]
+            sliced_loss(source, drawn.reply, declared, feature_map=clip, batch=batch).backward()  # type: ignore[no-untyped-call]
             return drawn
 
         trained = self.made(run, fitting)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dpswd import Evaluate, Hospital, MockCurator, mock_description
-from dpswd.public_client.methods.evaluation import EvaluationIds, accuracy_error, submitted
+from dpswd.public_client.methods.evaluation import accuracy_error, submitted
 from dpswd.public_client.methods.evaluation_report import (
     Counts,
     Report,
@@ -20,6 +20,7 @@ from dpswd.public_client.methods.evaluation_report import (
     correct_variance,
     nearest_counts,
 )
+from dpswd.public_client.training.run import RequestIds
 from dpswd.public_client.training.saved_model import load_adapted, save_adapted
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter, EvaluationReply, released
@@ -126,7 +127,7 @@ def test_an_evaluation_is_charged_once_however_often_it_is_repeated():
     plan = there.plan_evaluation(epsilon=0.5, model=model)
     assert plan.admitted is True
     assert there.curator.charges == []
-    ids = EvaluationIds()
+    ids = RequestIds()
     with pytest.raises(InvalidValue, match="needs its plan"):
         there.evaluate(model, epsilon=0.5, request_ids=ids)
     first, again = (there.evaluate(model, plan, request_ids=ids) for _ in range(2))

@@ -1,0 +1,288 @@
+"""The descent of methods that draw many steps: a public half, one charged step of every site, one update.
+
+What a step asks, and the loss that its answer stands for, is the method's (`DescentRun`).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.training.history import Average, detached
+from dpswd.public_client.training.loop import Training, status, write_histories
+from dpswd.public_client.training.run import DrawnStep, Release, Reply
+from dpswd.public_client.training.sites import Group, Site
+from dpswd.shared.core.mechanisms.interface import Payload
+from dpswd.shared.core.noise.feature_map import FeatureMap
+
+_POINTS = 20  # evaluations and epsilon figures in one training
+
+
+@dataclass(frozen=True)
+class PublicSource:
+    """Source features that the curator holds, for steps that name them by digest.
+
+    Attributes:
+        features: (m, d), raw, without gradients.
+        digest: their name at the curator.
+    """
+
+    features: Tensor
+    digest: str
+
+    @staticmethod
+    def of(source: Tensor | PublicSource) -> Tensor:
+        """The features (m, d), uploaded or not."""
+        return source.features if isinstance(source, PublicSource) else source
+
+
+@dataclass(frozen=True)
+class AnsweredStep:
+    """One step, answered.
+
+    Attributes:
+        number: 1 for the first step of the run.
+        loss: scalar; its gradient is that of the public half in what it was computed from, and the sanitized one in
+            the adapted parameters.
+        distance: how far source and target are from each other: the estimated distance F of `losses`, or a critic's
+            loss on the source.
+        scale: the public scale of the step's cotangents; loss / scale has gradients of comparable size at all steps.
+        request_id: of the step.
+    """
+
+    number: int
+    loss: Tensor
+    distance: float
+    scale: float
+    request_id: str
+
+
+class DescentRun(Release[Reply], abc.ABC):
+    """A run whose steps are losses to descend on. See `Release`.
+
+    Attributes:
+        source: source features that the curator holds, where they stay fixed.
+    """
+
+    source: PublicSource | None = None
+
+    def upload(self, features: Tensor) -> None:
+        """Uploads public source features (m, d) once, for all steps."""
+        digest = self._curator.upload_source(features.detach().cpu().numpy())
+        self.source = PublicSource(features.detach(), digest)
+
+    def loss(self, features: Tensor) -> Tensor:
+        """Draws one charged step of the run and returns what it says as a scalar loss; autograd works.
+
+        Args:
+            features: (m, d) of public source records; may require gradients.
+
+        Returns:
+            Scalar: the estimated distance. Its gradient is the source branch in `features`, and the sanitized target
+            branch in the adapted parameters.
+
+        Raises:
+            RunFinished: all declared steps are used.
+        """
+        return self.answered(features, self.draw(self.request(features))).loss
+
+    @abc.abstractmethod
+    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+        """What the mechanism is asked in the next step.
+
+        Args:
+            source: raw public source features (m, d).
+            feature_map: replaces the run's public map for this step.
+        """
+
+    @abc.abstractmethod
+    def answered(
+        self, source: Tensor | PublicSource, drawn: DrawnStep[Reply], feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """A drawn step as a loss; source and map are those that it was asked with."""
+
+
+def descent_of(site: Site) -> DescentRun[Any]:
+    """The open run of a site of such a method."""
+    assert isinstance(site.run, DescentRun), "another kind of run belongs to another method"
+    return site.run
+
+
+def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
+    """One charged step of every site that has steps left; the requests travel in parallel.
+
+    Args:
+        group: with open runs.
+        half: the public half; sites that hold uploaded features use these.
+
+    Returns:
+        The answered steps by name; of a stale step the answer is left out.
+    """
+
+    def draw(site: Site) -> DrawnStep[Any]:
+        run = descent_of(site)
+        return run.draw(run.request(run.source or half.features, half.feature_map))
+
+    drawn = group.each(draw, group.unfinished)
+    answers = {}
+    for site in group.unfinished:
+        if site.name not in drawn:
+            continue
+        site.steps += 1
+        site.request_id = drawn[site.name].request_id
+        if site.stale:
+            site.stale = False
+            continue
+        run = descent_of(site)
+        answers[site.name] = run.answered(run.source or half.features, drawn[site.name], half.feature_map)
+    return answers
+
+
+@dataclass(frozen=True)
+class PublicStep:
+    """The public half of a step.
+
+    Attributes:
+        features: (m, d) of the source.
+        feature_map: of this step; None for each run's own.
+        class_loss: on the same batch, or None where the classes are not trained.
+    """
+
+    features: Tensor
+    feature_map: FeatureMap | None = None
+    class_loss: Tensor | None = None
+
+
+def align(
+    group: Group,
+    optimizer: torch.optim.Optimizer,
+    public: Callable[[], PublicStep],
+    weight: Callable[[AnsweredStep], float],
+    training: Training,
+    *,
+    averaging: float,
+    heard: Callable[[Mapping[str, float]], None] = lambda _: None,
+) -> None:
+    """The training loop: a public half, a charged step of every site, one descent; store, record, go on.
+
+    Args:
+        group: with open runs.
+        optimizer: of what is trained, in place, with the rates of the start.
+        public: the public half of the next step.
+        weight: of an answered step's loss.
+        training: what all sites share.
+        averaging: decay of the running average of the parameters that is kept at the end.
+        heard: told before each descent which sites' answers it follows, and their shares.
+    """
+    steps = max(site.plan.steps for site in group.live)
+    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(min(t, steps) / steps))
+    average = Average(parameters, averaging)
+    descent = _Descent(parameters, optimizer, schedule, average)
+    t = descent.restore(group)
+    distances: dict[str, list[float]] = {site.name: [] for site in group.sites}
+    with reporting(f"aligning with {group}", steps, shown=training.progress, done=t) as bar:
+        for site in group.live if t == 0 else []:
+            training.record(site, 0, math.nan)
+        while group.unfinished:
+            t += 1
+            half = public()
+            answers = drawn_step(group, half)
+            shares = group.shares([site for site in group.sites if site.name in answers])
+            loss = half.class_loss if half.class_loss is not None else torch.zeros((), device=training.device)
+            for name, answer in answers.items():
+                loss = loss + shares[name] * weight(answer) * answer.loss
+            if loss.requires_grad:
+                heard(shares)
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                training.ranks.average_gradients(parameters)
+                optimizer.step()
+            schedule.step()
+            average.update(parameters)
+            descent.store(group, t)
+            rate = float(schedule.get_last_lr()[0])
+            class_loss = {} if half.class_loss is None else {"class_loss": float(half.class_loss.detach())}
+            for site in group.sites:
+                if site.name in answers:
+                    distance = answers[site.name].distance
+                    distances[site.name].append(distance)
+                    training.log.scalars(site.name, site.steps, distance=distance, learning_rate=rate, **class_loss)
+            if not group.unfinished:
+                average.copy_to(parameters)
+            _record_points(training, group, distances)
+            bar.advance(status(group))
+    average.copy_to(parameters)
+    write_histories(group)
+
+
+@dataclass(frozen=True, eq=False)
+class _Descent:
+    """What each step changes on the client's side: parameters, optimiser, schedule, average."""
+
+    parameters: Sequence[Tensor]
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    average: Average
+    absent: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Steps and last request of sites that are in the stored state and not in this group; they may come back."""
+
+    def store(self, group: Group, step: int) -> None:
+        if group.store is None:
+            return
+        reached = self.absent | {site.name: (site.steps, site.request_id) for site in group.sites}
+        requests = {name: request_id for name, (_, request_id) in reached.items() if request_id}
+        group.store.write(
+            "state",
+            {
+                "step": step,
+                "steps": {name: steps for name, (steps, _) in reached.items()},
+                "requests": requests,
+                "request_ids": list(requests.values()),  # also of answers that were dropped: they are counted
+                "optimizer": self.optimizer.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "parameters": detached(self.parameters),
+                "average": self.average.values,
+            },
+        )
+
+    def restore(self, group: Group) -> int:
+        """Goes back to the stored state; returns the steps that are done."""
+        state = group.store.read("state") if group.store is not None else None
+        if state is None:
+            return 0
+        with torch.no_grad():
+            for parameter, stored in zip(self.parameters, state["parameters"], strict=True):
+                parameter.copy_(stored)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.average.values = [value.to(self.parameters[0].device) for value in state["average"]]
+        done = int(state["step"])
+        reached = {name: (int(steps), str(state["requests"].get(name, ""))) for name, steps in state["steps"].items()}
+        for site in group.sites:  # also of one that is set aside now and may be back at the next resumption
+            site.steps, site.request_id = reached.pop(site.name, (0, ""))
+        self.absent.update(reached)
+        for site in group.live:
+            # A site that was set aside earlier comes back with a request that was made for weights of that time.
+            site.stale = site.run.has_pending and site.steps < done
+        if not group.unfinished:
+            self.average.copy_to(self.parameters)
+        return done
+
+
+def _record_points(training: Training, group: Group, distances: dict[str, list[float]]) -> None:
+    """A point for each site about twenty times, and at its last step."""
+    for site in group.live:
+        every = max(1, site.plan.steps // _POINTS)
+        fresh = distances[site.name]
+        if fresh and (site.steps % every == 0 or site.steps == site.plan.steps):
+            training.record(site, site.steps, sum(fresh) / len(fresh))
+            fresh.clear()
