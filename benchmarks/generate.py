@@ -39,7 +39,7 @@ from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.replayed import Replayed
 from dpswd.public_client.generation.scattering import computed
-from dpswd.public_client.training.run import ChargedRun
+from dpswd.public_client.training.run import Release
 from dpswd.shared.devices import resolve_device
 
 RESULTS = Path(__file__).parent / "results" / "generate.json"
@@ -58,7 +58,7 @@ class Cached(Replayed):
     def features(self, description: Any) -> nn.Module:  # noqa: ARG002 - the method's signature
         return nn.Sequential(nn.Flatten(), whole(self)[-1]).eval()
 
-    def fit(self, run: ChargedRun, features: nn.Module, fitting: Fitting) -> Generator:  # noqa: ARG002 - the same
+    def fit(self, run: Release, features: nn.Module, fitting: Fitting) -> Generator:  # noqa: ARG002 - the same
         released, shape = self.read(run, fitting), _Shape.record_shape
         return self.fitted(released, whole(self), shape, seed=fitting.seed, device=fitting.device)
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dpswd import Method
 from dpswd.public_client.plans.recipe import not_positive
-from dpswd.public_client.training.loop import PublicStep, align
-from dpswd.public_client.training.run import AnsweredStep, ChargedRun, DrawnStep, PublicSource
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource, PublicStep, align
+from dpswd.public_client.training.run import DrawnStep
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.mechanisms.interface import RunSize
 
@@ -47,14 +47,16 @@ class MatchMeans(Method):
 
     def open(self, curator, plan, extractor):
         ready = self.declarable(extractor, plan.record_shape, None)
-        return MeansRun(curator, ready, plan, move=Move(ready.graph.feature_dimension))
+        return MeansRun(curator, ready, plan, move=Move(ready.graph.feature_dimension)).open()
 
     def begin(self, group, training):
         shape = group.record_shape()
         ready = self.declarable(training.model.extractor, shape, None)
         move = Move(ready.graph.feature_dimension)
 
-        group.charge_each(lambda site: MeansRun(site.curator, ready, site.plan, move=move, checkpoint=site.store))
+        group.charge_each(
+            lambda site: MeansRun(site.curator, ready, site.plan, move=move, checkpoint=site.store).open()
+        )
         group.install(Model(nn.Sequential(training.model.extractor, move).eval(), training.model.classifier))
 
     def fit(self, group, training):
@@ -80,7 +82,7 @@ class Move(nn.Module):
         return iter([self.layer.bias])
 
 
-class MeansRun(ChargedRun):
+class MeansRun(DescentRun):
     """A run of clipped means; `move` is what its loss moves.
 
     Attributes:
@@ -92,10 +94,10 @@ class MeansRun(ChargedRun):
         self.drawn: list[DrawnStep] = []
         super().__init__(*parts, **options)
 
-    def request(self, source, feature_map):
+    def request(self, source, feature_map=None):
         return MeanRequest(TAG)
 
-    def answered(self, source, drawn, *, feature_map=None):
+    def answered(self, source, drawn, feature_map=None):
         self.drawn.append(drawn)
         target = drawn.reply.total.to_tensor() / self.plan.batch_size
         loss = (target + self.move.layer.bias - PublicSource.of(source).mean(dim=0)).square().sum()

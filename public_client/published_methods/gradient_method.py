@@ -114,6 +114,4 @@ class GradientMethod(Method):
         """Opens the sites' runs for one extractor, which charges all of each, or continues those of the directories."""
         ready, norm = self.ready(extractor, group.record_shape()), self.target_norm
         own: dict[str, Any] = {"target_norm": norm, "feature_map": map_from_source(training.features, target_norm=norm)}
-        group.charge_each(
-            lambda site: AlignedRun(site.curator, ready, site.plan, **own, checkpoint=site.store).open()
-        )
+        group.charge_each(lambda site: AlignedRun(site.curator, ready, site.plan, **own, checkpoint=site.store).open())

@@ -187,13 +187,12 @@ class Release(Generic[Reply]):
         return answer
 
     def ask_all(self, bar: Reporter | None = None) -> list[Reply]:
-        """The replies to all steps, each asked for nothing in particular; no further cost.
+        """The replies to all steps, each asked for nothing in particular, at no further cost; again they are the same.
 
         Args:
             bar: told of every step.
 
         Raises:
-            RunFinished: they were drawn before, without a checkpoint.
             InvalidValue: the curator has given up every step.
         """
         bar = bar or Reporter()

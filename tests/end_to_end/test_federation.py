@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from dpswd import Adapter, DomainAdaptation, Federation, Hospital, Replay, Rows
+from dpswd import Adapter, DomainAdaptation, Federation, Hospital, Replay
 from dpswd.public_client.data.datasets import load_task
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader, train_source
@@ -131,30 +131,6 @@ def test_a_hospital_that_dies_and_one_that_is_exhausted_do_not_end_the_training(
         assert "BudgetExhausted" in model.reports[1]["reason"]
     assert hospitals["north"].budget()["steps_charged"] == 2 * STEPS
     assert hospitals["south"].budget()["epsilon_spent"] <= 2 * EPSILON
-
-
-def test_ones_own_loop_trains_against_both(hospitals, task, trained):
-    """loss = class loss + run.loss(features): autograd reaches the features and the adapted weights."""
-    extractor, classifier = digits_network((1, 8, 8))
-    extractor.load_state_dict(trained[0])
-    classifier.load_state_dict(trained[1])
-    north = hospitals["north"]
-    with Federation({"north": north.connect()}) as federation:
-        plans = federation.plan(Rows(directions=20), epsilon=EPSILON, steps=2, batch_size=100)
-        run = federation.open(plans, extractor.eval())
-        optimizer = torch.optim.SGD([*extractor.parameters(), *classifier.parameters()], lr=1e-2)
-        part = task.source.part(slice(64))
-        for _ in range(2):
-            features = extractor(part.images)
-            features.retain_grad()
-            loss = torch.nn.functional.cross_entropy(classifier(features), part.labels)
-            loss = loss + run.loss(features)
-            optimizer.zero_grad()
-            loss.backward()
-            assert torch.isfinite(features.grad).all()
-            assert float(features.grad.abs().sum()) > 0
-            assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in extractor.parameters())
-            optimizer.step()
 
 
 def test_a_checkpoint_for_other_sites_is_refused(hospitals, task, trained, tmp_path):

@@ -265,27 +265,11 @@ def test_a_site_that_does_not_answer_at_first_is_left_out(sites, certificates, c
         Federation.connect(addresses, credentials={"north": certificates})
 
 
-def test_the_weights_of_sites_enter_the_loss_of_ones_own_loop(connect, sites):
-    """loss = sum of shares times each site's own loss; the gradient reaches the features and the adapted weights."""
-    federation = connect(weights={"north": 3.0, "south": 1.0})
+def test_plans_and_weights_are_of_connected_sites(connect):
+    federation = connect()
     plans = federation.plan(small("rows"), epsilon=1.0, steps=2, batch_size=16)
-    extractor, _ = digits_network((1, 8, 8))
-    features = extractor.eval()(data().images)
-    with federation.open(plans, extractor) as run:
-        loss = run.loss(features)
-        loss.backward()
-        assert all(parameter.grad is not None for parameter in extractor.parameters())
-        expected = sum(
-            share * site.run.distance(features.detach(), site.run.last.release)
-            for site, share in zip(run.group.sites, (0.75, 0.25), strict=True)
-        )
-        torch.testing.assert_close(loss.detach(), expected)
-        sites["south"].curator.failures["DrawStep"] = [errors.CuratorUnavailable("gone")]
-        run.loss(features.detach())  # north alone
-        with pytest.raises(errors.RunFinished):
-            run.loss(features.detach())
     federation.hospitals.pop("south")
     with pytest.raises(SettingsError, match=r"plans for \['south'\]; the connected sites are \['north'\]"):
-        federation.open(plans, extractor)
+        federation.check_planned(plans)
     with pytest.raises(SettingsError, match="positive"):
         Federation(federation.hospitals, weights={"north": 0.0})

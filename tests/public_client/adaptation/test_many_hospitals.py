@@ -236,7 +236,7 @@ def test_nobody_is_given_up_while_runs_are_charged():
     group = Group([Site(name, curators[name], plan) for name, plan in plans.items()], None, straggler_s=0.0)
     ready = Declarable.of(nn.Linear(WIDTH, WIDTH).eval(), (WIDTH,))
     feature_map = map_from_source(torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(0)))
-    group.charge_each(lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map))
+    group.charge_each(lambda site: StatisticsRun(site.curator, ready, site.plan, feature_map=feature_map).open())
     assert [len(curator.charges) for curator in curators.values()] == [1, 1, 1, 1]
     assert {site.name: site.state for site in group.sites} == {
         "quick": "finished", "also": "finished", "slow": "finished", "lost": "perhaps charged",

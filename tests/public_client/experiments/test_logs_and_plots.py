@@ -17,16 +17,10 @@ from torch import nn
 from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader
-from dpswd.public_client.experiments.plots import plot_epsilon, plot_features, principal_plane, target_in_plane
-from dpswd.public_client.published_methods.aligned_run import ComparedStep
+from dpswd.public_client.experiments.plots import plot_epsilon
 from dpswd.public_client.replay import fit as replay_fit
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.logs import COLUMNS, TrainingLog
-from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
-from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.noise.noise import GridArray
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
 
 D = 6
 
@@ -77,44 +71,18 @@ def test_a_log_takes_several_threads_and_goes_on_where_it_was(tmp_path):
     assert all(row["distance"] in ("1.0", "") for row in rows)
 
 
-def released(target, *, declared, seed):
-    """The release of mapped features (n, d), its noise left out, on a grid as fine as int32 allows."""
-    U = directions(seed, D, declared.directions).to(target)
-    values = source_coefficients(target @ U, batch=len(target), coefficients=declared.coefficients)
-    step = 2.0**-24
-    return SlicedReply(seed, GridArray((values / step).round().to(torch.int32).numpy(), step))
-
-
-def test_the_estimate_finds_a_target_that_the_test_chose():
-    """A target that is the source moved by 0.1 and shrunk by half: the ellipse stands there and has that size."""
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randn(4000, D, generator=generator) * torch.tensor([0.1, 0.08, 0.02, 0.02, 0.02, 0.02])
-    identity = FeatureMap(center=torch.zeros(D), scale=torch.ones(D))
-    move = torch.tensor([0.1, -0.05, 0.0, 0.0, 0.0, 0.0])
-    target = 0.5 * source + move
-    declared = SlicedDeclaration(directions=100, sigma=1e-3, coefficients=6)
-    seen = ComparedStep(source, released(target, declared=declared, seed=bytes(32)), identity)
-    plane = principal_plane(source)
-    estimate = target_in_plane(seen, declared, plane, batch=len(target))
-    torch.testing.assert_close(estimate.mean, target.to(torch.float64).mean(dim=0) @ plane, atol=2e-3, rtol=0.0)
-    expected = torch.cov((target.to(torch.float64) @ plane).T)
-    torch.testing.assert_close(estimate.covariance.diag(), expected.diag(), rtol=0.1, atol=0.0)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("release", ["quantiles", "rows"])
-def test_pictures_are_written(tmp_path, release):
+def test_pictures_are_written(tmp_path):
     hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)))
     generator = torch.Generator().manual_seed(0)
     loader = source_loader(
         Labelled(torch.randn(96, D, generator=generator), torch.randint(3, (96,), generator=generator)), batch_size=32
     )
-    plan = hospital.plan(small("adapter", release=release), epsilon=1.0, steps=2, batch_size=50)
+    plan = hospital.plan(small("adapter"), epsilon=1.0, steps=2, batch_size=50)
     extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
     adaptation = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=1, device="cpu")
     adaptation.fit(loader, progress=False)
     (site,) = adaptation.sites.values()
-    plot_features(tmp_path / "features.png", site.run, title="test")
     plot_epsilon(
         tmp_path / "epsilon.png",
         {"curator": site.history},
@@ -122,8 +90,7 @@ def test_pictures_are_written(tmp_path, release):
         charged={"curator": 1.0},
         title="test",
     )
-    for name in ("features.png", "epsilon.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "epsilon.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_bars_of_a_replay_tell_epsilon_and_accuracy(monkeypatch):
@@ -143,6 +110,7 @@ def test_the_bars_of_a_replay_tell_epsilon_and_accuracy(monkeypatch):
         yield Bar(title)
 
     monkeypatch.setattr("dpswd.public_client.methods.replay.reporting", reporting)
+    monkeypatch.setattr("dpswd.public_client.training.loop.reporting", reporting)
     monkeypatch.setattr("dpswd.public_client.replay.fit.find_view", convinced(replay_fit.find_view))
     hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(6,), epsilon=1.0, delta=1e-5)))
     plan = hospital.plan(small("replay", directions=4, tuning_steps=3), epsilon=1.0, steps=2)

@@ -159,13 +159,12 @@ def test_a_run_of_ones_own_is_read_once():
     with hospital(*made(500, 0)) as where:
         plan = where.plan(Statistics(), epsilon=5.0)
         with where.open(plan, nn.Linear(D, D).eval()) as run:
-            released = run.read()
+            released = run.sums()
             assert released.records == 500
             assert abs(released.counts.sum()) < 1e-9
+            assert (run.sums().counts == released.counts).all()  # what was drawn is kept
             with pytest.raises(RunFinished):
-                run.read()
-            with pytest.raises(InvalidValue, match="no loss"):
-                run.answered(torch.zeros(1, D), None)
+                run.draw()
 
 
 # ---- the head --------------------------------------------------------------------------------------------------------
