@@ -9,6 +9,7 @@ tests/end_to_end/test_evaluation.py trains over the real service.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 from pathlib import Path
 
@@ -17,14 +18,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.records import Row, Rows, mean_and_deviation, options
+from dpswd import DomainAdaptation, DpDann
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Task, load_task
-from dpswd.public_client.experiments.approaches import Problem, approach
 from dpswd.public_client.experiments.file import read_experiment
 from dpswd.public_client.experiments.start import SourceModel, train_source_model
 from dpswd.public_client.testing.mock import MockCurator, mock_description
-from dpswd.public_client.training.sites import ALONE
 
 RESULTS = Path(__file__).parent / "results" / "dann.json"
 DELTA = 1e-5
@@ -61,17 +61,11 @@ def trained(data: str, data_dir: Path | None, seed: int) -> tuple[Task, SourceMo
 def measured(data: str, data_dir: Path | None, *, epsilon: float, steps: int, seed: int) -> Row:
     """Accuracies in percent, before and after."""
     task, model = trained(data, data_dir, seed)
-    problem = Problem(
-        model.extractor,
-        model.classifier,
-        model.loader,
-        hospital=Hospital(in_process(task.target.images, epsilon=epsilon, seed=seed)),
-        wishes={"epsilon": epsilon, "steps": steps},
-        seed=seed,
-        device="cpu",
-        progress=False,
-    )
-    adapted = approach("dp-dann").train(problem).models[ALONE]
+    hospital = Hospital(in_process(task.target.images, epsilon=epsilon, seed=seed))
+    plan = hospital.plan(DpDann(), epsilon=epsilon, steps=steps)
+    modules = copy.deepcopy((model.extractor, model.classifier))
+    training = DomainAdaptation(*modules, hospital=hospital, plan=plan, seed=seed, device="cpu", source_epochs=0)
+    adapted = training.fit(model.loader, progress=False).model()
     return {"source": model.accuracy, "adapted": accuracy(adapted.extractor, adapted.classifier, task.target)}
 
 

@@ -25,19 +25,20 @@ from typing import Any
 
 import torch
 
+from benchmarks.baselines import trained_locally
 from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Task, load_task
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader
-from dpswd.public_client.experiments.approaches import LOCAL as STAND_IN
-from dpswd.public_client.experiments.approaches import Problem, approach, method_of
+from dpswd.public_client.experiments.approaches import method_of
 from dpswd.public_client.experiments.file import read_experiment
 from dpswd.public_client.experiments.start import SourceModel, train_source_model
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay.control import control
 from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.public_client.training.sites import Model
 from dpswd.shared.devices import resolve_device
 
 DELTA = 1e-5
@@ -125,11 +126,10 @@ def _train(
     if settings["method"] == "varied":
         return {"accuracy": _varied(model, task, settings["seed"], device), "seconds": time.monotonic() - begun}
     if settings["method"] == "non-private":
-        problem = Problem(
-            model.extractor, model.classifier, model.loader, target=task.target.images,
-            steps=settings["steps"], seed=settings["seed"], device=device, progress=False,
+        trained = trained_locally(
+            "swd", Model(model.extractor, model.classifier), model.loader, task.target.images,
+            steps=settings["steps"], seed=settings["seed"], device=device,
         )  # fmt: skip
-        trained = approach("swd").train(problem).models[STAND_IN]
         reached = accuracy(trained.extractor, trained.classifier, task.target.to(resolve_device(device)))
         return {"accuracy": reached, "seconds": time.monotonic() - begun}
     epsilon = settings["epsilon"]

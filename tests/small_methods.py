@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 from dataclasses import fields
 
+from dpswd import DomainAdaptation
 from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.published_methods import pseudo_labels
 
@@ -16,6 +18,16 @@ def small(name, **settings):
     kind = method_kinds()[name]
     names = {field.name for field in fields(kind)}
     return kind(**{key: value for key, value in _SMALL.items() if key in names} | settings)
+
+
+def trained_by(name, model, loader, hospital, *, settings=None, wishes=None, shared=False, seed=0, **options):
+    """A copy of (extractor, classifier), trained by the method of this name."""
+    method = method_kinds()[name].from_json({"name": name, **(settings or {})})
+    plan = hospital.plan(method, **({"epsilon": 1.0} | (wishes or {})))
+    made = DomainAdaptation(
+        *copy.deepcopy(model), hospital=hospital, plan=plan, shared=shared, device="cpu", seed=seed, source_epochs=0
+    )
+    return made.fit(loader, progress=False, **options)
 
 
 def require_all_asked(served, method, steps):

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
+from benchmarks.baselines import sliced_wasserstein
 from benchmarks.digits import PUBLISHED, RESULTS
 from benchmarks.records import read
-from dpswd.public_client.data.sliced_distances import distance
-from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
+from dpswd.public_client.published_methods.sliced_distances import distance
 from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.published import sensitivity_bound
 from dpswd.shared.accounting.slice_law import slice_law

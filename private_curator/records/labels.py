@@ -63,7 +63,7 @@ def class_count(settings: RecordsSettings) -> int:
 
 
 NO_CLASSES = (
-    "clients are offered nothing that reads labels (evaluation, --keep-best), since no classes are declared: declare "
+    "clients are offered nothing that reads labels (evaluation, comparison), since no classes are declared: declare "
     "records.classes; `records inspect` lists what was found"
 )
 """What an operator should know whose records have labels, without `records.classes`."""

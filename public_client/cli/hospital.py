@@ -23,8 +23,6 @@ from dpswd.shared.core.errors import rounded
 
 if TYPE_CHECKING:
     from dpswd.public_client.curator.description import Description
-    from dpswd.public_client.plans.plan import Plan
-    from dpswd.public_client.plans.together import Together
     from dpswd.public_client.training.method import Method
     from dpswd.public_client.training.sites import Model
     from dpswd.shared.protocol.contract import DataContract
@@ -58,7 +56,7 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @click.option("--features", type=int, default=None, help="d; with --adapted, shows the noise.")
 @click.option("--adapted", type=int, default=0, help="p, the number of adapted parameters.")
 @click.option(
-    "--evaluate-epsilon", type=float, default=None, help="Also prices the evaluation of train --keep-best for so much."
+    "--evaluate-epsilon", type=float, default=None, help="Also prices the comparison of train --evaluate-epsilon."
 )
 @click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with your network or a ready one.")
 @key_options("--source", "--label", "--network", "--model")
@@ -85,10 +83,7 @@ def plan(
     With --release: what a published file holds, verified, and what it cost the hospital.
     """
     from dpswd.public_client.experiments.approaches import method_of
-    from dpswd.public_client.experiments.best import COMPARED
-    from dpswd.public_client.methods.comparison import plan_comparison
     from dpswd.public_client.methods.replay import Replay
-    from dpswd.public_client.plans.together import both, foreseen
     from dpswd.public_client.training.method import plan_json
 
     given = given_keys(options)
@@ -108,6 +103,8 @@ def plan(
             raise click.UsageError("--release goes without --ask, --adapted and --evaluate-epsilon")
         _plan_of_release(release, key, output, chosen, epsilon=epsilon, steps=steps, batch_size=batch_size)
         return
+    if evaluate_epsilon is not None:
+        raise click.UsageError("--evaluate-epsilon is of the ladder, which compares; leave --method out")
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
     with connect(address, credentials) as hospital:
@@ -119,24 +116,12 @@ def plan(
         made = hospital.plan(
             chosen, epsilon=epsilon, steps=steps, batch_size=batch_size, extractor=extractor, classifier=classifier
         )
-        compared = together = None
-        if evaluate_epsilon is not None:
-            compared = plan_comparison(description, COMPARED, epsilon=evaluate_epsilon)
-            ready = None if extractor is None else chosen.declarable(extractor, made.record_shape, None, classifier)
-            together = foreseen(description, made, compared)
-            together = together if ready is None else both(hospital.curator, ready, made, compared)
     if features is not None and made.noise is None:
         made = made.for_model(feature_dimension=features, gradient_parameters=adapted)
-    click.echo(plan_json(made, compared, together) if output == "json" else _as_text(made, compared, together))
+    click.echo(plan_json(made) if output == "json" else made)
     _uncompared(description, output, declaration)
-    if made.fits is False or (together is not None and together.fits is False):
+    if made.fits is False:
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
-
-
-def _as_text(made: Plan, compared: Plan | None, together: Together | None) -> str:
-    if compared is None or together is None:
-        return str(made)
-    return f"{made}\n{compared}\n{together.summary(made, compared)}"
 
 
 def _plan_of_release(release: Path, key: Path | None, output: str, method: Method, **wishes: Any) -> None:

@@ -40,7 +40,6 @@ _KEYS = {
     "--purpose": "purpose",
     "--checkpoint": "output.checkpoint",
     "--resume": "output.resume",
-    "--keep-best": "output.keep_best",
     "--save": "output.save",
     "--log-dir": "output.log_dir",
     "--plots": "output.plots",
@@ -52,7 +51,7 @@ _KEYS = {
 """Options that stand for one key of the experiment; one that is not given leaves the file's value alone."""
 _FIRST_PAGE = frozenset(
     ("--source", "--label", "--network", "--model", "--epsilon", "--evaluate-epsilon", "--purpose", "--checkpoint")
-) | {"--resume", "--keep-best", "--save"}
+) | {"--resume", "--save"}
 """Of them and of `train`, what ``--help`` shows."""
 
 EXPERIMENT = click.option(
@@ -184,11 +183,11 @@ def train(
     are known. With --curator the hospital's own records are used; with --release what a hospital published of them,
     without a network and at no price.
     """
-    from dpswd.public_client.experiments.approaches import approach, approach_names
+    from dpswd.public_client.experiments.approaches import approaches, asks_hospital
 
     if list_methods:
-        for name in approach_names():
-            click.echo(f"{name:<12} {approach(name).summary}")
+        for name, summary in approaches().items():
+            click.echo(f"{name:<12} {summary}")
         return
     if print_schema:
         echo_json(Experiment.model_json_schema())
@@ -196,7 +195,7 @@ def train(
     given = given_keys(options)
     given |= _curators(curators, credentials, dry_run="dry_run.enabled" in given) | _releases(releases, keys)
     experiment = read_experiment(file, given | changed_keys(changes, settings))
-    approach(experiment.method.name)  # an unknown name is refused before anything else happens
+    asks_hospital(experiment.method.name)  # an unknown name is refused before anything else happens
     if print_experiment:
         click.echo(experiment.to_yaml(), nl=False)
         return
@@ -210,11 +209,7 @@ def train(
 def _require_compared(results: list[Result]) -> None:
     """Ends with an error, once all is written and told, where models were not compared although it was asked for."""
     for result in results:
-        for site in result.trained.adaptation.sites.values() if result.trained.adaptation is not None else ():
-            if site.not_compared is not None:
-                site.not_compared.add_note(f"{site.name}: the models were not compared, the adapted one is delivered")
-                raise site.not_compared
-        for name, own in (result.trained.adapted or {}).items():
+        for name, own in (result.trained.climbed or {}).items():
             if own.not_compared is not None:
                 own.not_compared.add_note(f"{name}: the models were not compared, the changed one is delivered")
                 raise own.not_compared
@@ -269,8 +264,7 @@ def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_
 
 def _text(experiment: Experiment, results: list[Result], *, explain: bool) -> None:
     last = results[-1]
-    if last.trained.adapted is not None:
-        several = last.trained.adapted
+    if (several := last.trained.climbed) is not None:
         click.echo(several if len(several) > 1 else next(iter(several.values())))
         for own in several.values() if explain else ():
             click.echo(own.explain())
@@ -280,7 +274,7 @@ def _text(experiment: Experiment, results: list[Result], *, explain: bool) -> No
                 f"{report['site']} was {report['state']} after {report['steps']} of {report['planned_steps']} steps: "
                 f"{report['reason']}"
             )
-        elif report["finding"] and not last.trained.adapted:
+        elif report["finding"] and not several:
             click.echo(f"{report['site']}: {report['outcome']}; {report['finding' if explain else 'plain']}")
     _accuracies(results, of="control" if experiment.method.name == "control" else "adapted")
     if experiment.dry_run.enabled:

@@ -13,7 +13,7 @@ from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.adaptation.published import PublishedHospital
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.datasets import SCALE, Labelled, Task
-from dpswd.public_client.experiments.approaches import approach, method_of
+from dpswd.public_client.experiments.approaches import asks_hospital, method_of
 from dpswd.public_client.experiments.file import Experiment, name_of
 from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.testing.local_hospital import LocalHospital
@@ -36,7 +36,7 @@ def connected_hospitals(experiment: Experiment, task: Task) -> Iterator[Federati
         ProtocolError: no hospital can be used.
     """
     with ExitStack() as stack:
-        if approach(experiment.method.name).needs != "hospital":
+        if not asks_hospital(experiment.method.name):
             yield None
         elif experiment.dry_run.enabled:
             yield Federation(_mocks(experiment, task), weights=_weights(experiment))
@@ -189,10 +189,9 @@ def _mocks(experiment: Experiment, task: Task) -> Mapping[str, Hospital]:
 
 def _classes(experiment: Experiment, task: Task) -> int:
     """C where the hospital's labels are asked for; 0 where they are nobody's business."""
-    if experiment.output.keep_best:
-        return task.classes
     if experiment.method.name not in method_kinds():  # the ladder asks what labels there are: a stand-in's own
-        return task.classes if experiment.data.target is not None else 0
+        compared = experiment.privacy.evaluate_epsilon is not None
+        return task.classes if experiment.data.target is not None or compared else 0
     return task.classes if method_of(experiment.method.name, experiment.method.settings).mechanism.needs_labels else 0
 
 

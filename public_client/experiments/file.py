@@ -67,9 +67,7 @@ class Data(SettingsGroup):
         "all labels of a file that are not -1, and none of a ready task.",
     )
     classes: Count | None = setting(None, "For such a method: of the hospital's labels, where no own label tells.")
-    target: RelativePath | None = setting(
-        None, "Beside source: a file like it, a public stand-in for rehearsals and local baselines."
-    )
+    target: RelativePath | None = setting(None, "Beside source: a file like it, a public stand-in for rehearsals.")
 
 
 class Contract(SettingsGroup):
@@ -130,7 +128,6 @@ class MethodGroup(SettingsGroup):
         {}, "The method's own settings, such as coefficients; what is left out is its own choice."
     )
     shared: bool = setting(False, "Several curators train together: one model, or models that learn from each other.")
-    steps: Count = setting(2000, "Updates of a local baseline (swd, dann, coral).")
     control_steps: Annotated[int, Field(ge=0)] | None = setting(
         None,
         "Updates of the control, the default's tuning without a release, which is shown beside a rehearsal's results; "
@@ -146,7 +143,10 @@ class Privacy(SettingsGroup):
     budget: Positive | None = setting(None, "Epsilon of a local hospital's or mock's budget; epsilon by default.")
     steps: Count | None = setting(None, "T; by default the method's.")
     batch_size: Count | None = setting(None, "b; by default the method's.")
-    evaluate_epsilon: Positive | None = setting(None, "What output.keep_best may cost beside epsilon at each curator.")
+    evaluate_epsilon: Positive | None = setting(
+        None,
+        "What one private comparison with your own model may cost beside epsilon; the better one is delivered.",
+    )
     yes: bool = setting(False, "Charges a run although most measured runs on such records left the model as it was.")
 
     def wishes(self) -> dict[str, Any]:
@@ -195,11 +195,6 @@ class DryRun(SettingsGroup):
 class Output(SettingsGroup):
     """What is written."""
 
-    keep_best: bool = setting(
-        False,
-        "Compares source-only, control and adapted model on the hospital's labelled records by one private evaluation, "
-        "and delivers the winner.",
-    )
     save: RelativePath | None = setting(None, "The adapted model; for several sites or seeds, their names are added.")
     checkpoint: RelativePath | None = setting(None, "Directory that survives a killed client; holds one training.")
     resume: bool = setting(False, "Continues the run in the checkpoint; no step is spent twice.")
@@ -244,13 +239,8 @@ class Experiment(SettingsGroup):
             raise ValueError("output.resume needs output.checkpoint, the directory of the run")
         if self.output.checkpoint is not None and len(self.seeds) > 1:
             raise ValueError("output.checkpoint holds one training; give one seed, or leave the checkpoint out")
-        if self.output.keep_best != (self.privacy.evaluate_epsilon is not None):
-            raise ValueError(
-                "output.keep_best and privacy.evaluate_epsilon belong together: the private evaluation that finds the "
-                "best model has a price of its own"
-            )
-        if self.output.keep_best and self.releases:
-            raise ValueError("output.keep_best asks the hospital; a published release alone cannot answer")
+        if self.privacy.evaluate_epsilon is not None and self.releases:
+            raise ValueError("privacy.evaluate_epsilon asks the hospital; a published release alone cannot answer")
         if self.releases and (self.curators or self.dry_run.enabled):
             raise ValueError("releases are trained from by themselves; leave out curators and dry_run, or the releases")
         descriptions = self.dry_run.descriptions

@@ -13,23 +13,25 @@ this machine; a dry run asks mock curators, which are no process and hold no rec
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled, Task
 from dpswd.public_client.experiments import plots
-from dpswd.public_client.experiments.approaches import CONTROL, LOCAL, Problem, Trained, approach, method_of
-from dpswd.public_client.experiments.best import COMPARED, refuse_own_target
-from dpswd.public_client.experiments.connect import connected_hospitals, dealt, descriptions, published, site_names
+from dpswd.public_client.experiments.approaches import CONTROL, LOCAL, Trained, asks_hospital, method_of, unasked
+from dpswd.public_client.experiments.connect import connected_hospitals, dealt, published, site_names
 from dpswd.public_client.experiments.file import LADDER, Experiment
 from dpswd.public_client.experiments.start import (
     SourceModel,
@@ -40,17 +42,17 @@ from dpswd.public_client.experiments.start import (
     require_alike,
     train_source_model,
 )
-from dpswd.public_client.methods.comparison import plan_comparison
+from dpswd.public_client.ladder.adapt import adapt as climb
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.measured import BATTERIES, modality_of
-from dpswd.public_client.plans.plan import make_plan
-from dpswd.public_client.plans.together import foreseen
 from dpswd.public_client.testing.mock import MockCurator
 from dpswd.public_client.training.checkpoint import begun_in
 from dpswd.public_client.training.logs import TrainingLog
 from dpswd.public_client.training.loop import Evaluate
+from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import ProtocolError, SettingsError
 from dpswd.shared.devices import resolve_device
+from dpswd.shared.protocol.contract import DataContract
 
 _logged = logging.getLogger(__name__)
 _PROBE = bytes(1 << 20)  # more than a ready network's model and checkpoint take together
@@ -114,7 +116,6 @@ def run(experiment: Experiment, *, progress: bool = True) -> list[Result]:
     task = load_data(experiment)
     _require_promise(experiment, task)
     task = _compared(experiment, task)
-    _check_room(experiment, task)
     results = []
     prepared = next(iter(published(experiment).values())).load_extractor if experiment.releases else None
     for seed in experiment.seeds:
@@ -166,27 +167,27 @@ def check(experiment: Experiment) -> None:
     Raises:
         SettingsError: method and curators do not fit, or an output cannot be written.
     """
-    chosen, output = approach(experiment.method.name), experiment.output
-    if chosen.needs == "hospital" and chosen.name != LADDER:
-        method_of(chosen.name, experiment.method.settings)
+    name, output = experiment.method.name, experiment.output
+    asks, climbs = asks_hospital(name), name == LADDER
+    if asks and not climbs:
+        method_of(name, experiment.method.settings)
     elif experiment.method.settings:
         raise SettingsError(
-            f"method.settings: {chosen.name} has none; leave them out, or name a method that has (--method replay)"
+            f"method.settings: {name} has none; leave them out, or name a method that has (--method replay)"
         )
-    if chosen.name == LADDER and (sized := [key for key in ("steps", "batch_size") if key in _wishes(experiment)]):
+    if climbs and (sized := [key for key in ("steps", "batch_size") if key in _wishes(experiment)]):
         raise SettingsError(
             f"privacy.{sized[0]}: the ladder sizes its runs itself; leave it out, or name a method (--method replay)"
         )
-    if chosen.name == LADDER and experiment.method.shared:
+    if climbs and experiment.method.shared:
         raise SettingsError("method.shared: the ladder asks each hospital by itself; leave it out, or name a method")
-    if chosen.needs == "target" and experiment.sites:
-        raise SettingsError(f"method {chosen.name} needs the target itself; it is for rehearsals without curators")
-    if output.keep_best:
-        _check_compared(experiment)
-    if output.save is not None and chosen.needs != "hospital":
+    if not climbs and experiment.privacy.evaluate_epsilon is not None:
         raise SettingsError(
-            f"output.save keeps models that curators paid for; {chosen.name} is a local method, without a plan"
+            f"privacy.evaluate_epsilon: {name} compares nothing; leave the method out (the ladder compares what it "
+            "changed with your model), or evaluate both models afterwards (dpswd-client evaluate)"
         )
+    if output.save is not None and not asks:
+        raise SettingsError(f"output.save keeps models that curators paid for; {name} asks none, without a plan")
     if (directory := output.checkpoint) is not None:
         begun = begun_in(directory)
         if begun != output.resume:
@@ -195,43 +196,6 @@ def check(experiment: Experiment) -> None:
     for key in ("save", "checkpoint", "log_dir", "plots"):
         if (path := getattr(output, key)) is not None:
             _check_writable(key, path, path.parent if key == "save" else path)
-
-
-def _check_compared(experiment: Experiment) -> None:
-    """Holds `output.keep_best` to methods that leave something to compare."""
-    name = experiment.method.name
-    if approach(name).needs != "hospital":
-        raise SettingsError(
-            f"output.keep_best compares what a hospital's epsilon paid for; {name} asks no hospital. Leave it out, or "
-            "choose another method"
-        )
-    refuse_own_target(name)
-    if experiment.method.control_steps == 0 and name != LADDER:  # which compares the team's own model and no control
-        raise SettingsError(
-            "output.keep_best compares the adapted model with the control, and method.control_steps is 0; give at "
-            "least 1, or leave it out"
-        )
-
-
-def _check_room(experiment: Experiment, task: Task) -> None:
-    """Refuses a comparison that a rehearsal's budget has no room for before anything is trained.
-
-    Raises:
-        PrivacyError: it has none for the run and the evaluation after it.
-    """
-    epsilon, wishes = experiment.privacy.evaluate_epsilon, _wishes(experiment)
-    if (
-        epsilon is None
-        or experiment.method.name == LADDER  # a comparison comes last, and is refused by itself
-        or not (experiment.rehearsed or experiment.dry_run.enabled)
-        or not isinstance(wishes.get("epsilon"), float)
-    ):
-        return
-    method = method_of(experiment.method.name, experiment.method.settings)
-    for name, description in descriptions(experiment, task).items():
-        run = make_plan(description, method, epsilon=wishes["epsilon"])
-        compared = plan_comparison(description, COMPARED, epsilon=epsilon)
-        foreseen(description, run, compared).require(name, run, compared)
 
 
 def adapt(
@@ -260,30 +224,13 @@ def adapt(
     """
     public = experiment.rehearsed
     evaluate = _evaluations(experiment, task) if public else {}
+    begun = time.monotonic()
     with _log(experiment, seed) as log:
-        problem = Problem(
-            source.extractor,
-            source.classifier,
-            source.loader,
-            hospital=hospitals,
-            target=task.target.images if public else None,
-            settings=experiment.method.settings,
-            wishes=_wishes(experiment),
-            shared=experiment.method.shared,
-            steps=experiment.method.steps,
-            control_steps=_control_steps(experiment) or Replay().tuning_steps,
-            evaluate_epsilon=experiment.privacy.evaluate_epsilon,
-            contract=declared(experiment, task),
-            seed=seed,
-            device=experiment.device,
-            evaluate=evaluate or None,
-            checkpoint=experiment.output.checkpoint,
-            log=log,
-            progress=progress,
-        )
-        begun = time.monotonic()
-        trained = approach(experiment.method.name).train(problem)
-        seconds = time.monotonic() - begun
+        trained = _trained(
+            experiment, source, hospitals, declared(experiment, task),
+            seed=seed, evaluate=evaluate or None, log=log, progress=progress,
+        )  # fmt: skip
+    seconds = time.monotonic() - begun
     result = Result(
         seed=seed,
         method=experiment.method.name,
@@ -303,10 +250,42 @@ def adapt(
         seconds=seconds,
     )
     ending = f"-seed-{seed}" if len(experiment.seeds) > 1 else ""
-    if not experiment.dry_run.enabled:
-        result.files += _save(experiment, trained, ending)
+    if (path := experiment.output.save) is not None and not experiment.dry_run.enabled:
+        result.files += trained.save(path.with_stem(path.stem + ending))
     result.files += _plots(experiment, result, ending)
     return result
+
+
+def _trained(
+    experiment: Experiment,
+    source: SourceModel,
+    hospitals: Federation | None,
+    contract: DataContract,
+    *,
+    seed: int,
+    evaluate: Mapping[str, Evaluate] | None,
+    log: TrainingLog | None,
+    progress: bool,
+) -> Trained:
+    """Trains by the experiment's method."""
+    name, wishes, device = experiment.method.name, _wishes(experiment), experiment.device
+    if not asks_hospital(name):
+        steps = _control_steps(experiment) or Replay().tuning_steps
+        return Trained({LOCAL: unasked(name, source, steps=steps, seed=seed, device=device, progress=progress)})
+    assert hospitals is not None, "connected, since the method asks"
+    extractor, classifier = copy.deepcopy((source.extractor, source.classifier))
+    alike: dict[str, Any] = {"contract": contract, "device": device, "seed": seed}
+    told: dict[str, Any] = {"evaluate": evaluate, "log": log, "progress": progress}
+    if name == LADDER:
+        limits = {"epsilon": wishes["epsilon"], "evaluate_epsilon": experiment.privacy.evaluate_epsilon}
+        start, directory = Model(extractor, classifier), experiment.output.checkpoint
+        return Trained.of(climb(start, source.loader, hospitals, directory=directory, **limits, **alike, **told))
+    plan = hospitals.plan(method_of(name, experiment.method.settings), **wishes)
+    shared = experiment.method.shared
+    made = DomainAdaptation(
+        extractor, classifier, hospital=hospitals, plan=plan, shared=shared, source_epochs=0, **alike
+    )
+    return Trained.of(made.fit(source.loader, checkpoint=experiment.output.checkpoint, **told))
 
 
 def _budgets(hospitals: Federation | None) -> dict[str, dict[str, float]]:
@@ -329,16 +308,12 @@ def _control_steps(experiment: Experiment) -> int:
 def control_accuracy(experiment: Experiment, task: Task, source: SourceModel, *, seed: int, progress: bool) -> float:
     """Accuracy of the control on a rehearsal's stand-in, percent; NaN where nothing private is put beside it."""
     steps = _control_steps(experiment)
-    private = approach(experiment.method.name).needs == "hospital"
+    private = asks_hospital(experiment.method.name)
     if not (experiment.rehearsed and steps and private) or own_target(experiment):  # the control is for one elsewhere
         return math.nan
     if not any(weights.requires_grad for weights in source.classifier.parameters()):  # trees are not tuned
         return math.nan
-    problem = Problem(
-        source.extractor, source.classifier, source.loader,
-        control_steps=steps, seed=seed, device=experiment.device, progress=progress,
-    )  # fmt: skip
-    model = approach(CONTROL).train(problem).models[LOCAL]
+    model = unasked(CONTROL, source, steps=steps, seed=seed, device=experiment.device, progress=progress)
     return accuracy(model.extractor, model.classifier, task.target.to(resolve_device(experiment.device)))
 
 
@@ -390,22 +365,6 @@ def _log(experiment: Experiment, seed: int) -> AbstractContextManager[TrainingLo
     if (directory := experiment.output.log_dir) is None:
         return nullcontext()
     return TrainingLog(directory / f"seed-{seed}" if len(experiment.seeds) > 1 else directory)
-
-
-def _save(experiment: Experiment, trained: Trained, ending: str) -> list[Path]:
-    path = experiment.output.save
-    if path is None:
-        return []
-    if trained.adapted is not None:
-        several = len(trained.adapted) > 1
-        return [
-            own.save(path.with_stem(f"{path.stem}{f'-{name}' if several else ''}{ending}"))
-            for name, own in trained.adapted.items()
-            if own.lost is None
-        ]
-    if trained.adaptation is None:
-        return []
-    return trained.adaptation.save(path.with_stem(path.stem + ending))
 
 
 def _plots(experiment: Experiment, result: Result, ending: str) -> list[Path]:

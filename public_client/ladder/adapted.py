@@ -232,7 +232,7 @@ class Adapted:
         alike = measured_alike(self.plan)
         if alike is not None:
             return [f"Expect: not measured at this hospital; on data like yours, {alike}."]
-        return ["Expect: not measured; evaluate_epsilon (train --keep-best) measures it on the hospital's labels."]
+        return ["Expect: not measured; --evaluate-epsilon measures it on the hospital's labels."]
 
 
 class AdaptedEach(dict[str, Adapted]):

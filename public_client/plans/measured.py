@@ -171,7 +171,7 @@ def measured_text(plan: Plan) -> list[str]:
         lines.append(f"not known for your kind of data: on {kind} {by} was not measured;")
     if plan.method.name == "replay" and modality in BATTERIES:
         lines.append(f"{BATTERIES[modality]};")
-    return [*lines, "`evaluate` tells, or `train --keep-best`, for a small epsilon of their own"]
+    return [*lines, "`evaluate` tells, for a small epsilon of its own"]
 
 
 def _alike(plan: Plan) -> list[Measured]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpswd.public_client.data.sliced_distances import distance, row_distance
+from dpswd.public_client.published_methods.sliced_distances import distance, row_distance
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.device_noise.noise import draw_on

@@ -14,7 +14,6 @@ from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.measured import measured_alike, measured_text
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import Recipe, not_between, not_counts, not_positive, refuse
-from dpswd.public_client.plans.together import Together
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group
@@ -136,18 +135,8 @@ class Method(Recipe):
         return [("reaches", first), *(("", line) for line in rest), *suits]
 
 
-def plan_json(plan: Plan, compared: Plan | None = None, together: Together | None = None) -> str:
-    """A method's plan as one JSON document for ``--format json``, with that of the evaluation that follows it.
-
-    Args:
-        plan: of the run.
-        compared: of the evaluation.
-        together: what both are to the budget; `fits` is then of both.
-    """
+def plan_json(plan: Plan) -> str:
+    """A method's plan as one JSON document for ``--format json``."""
     alike = measured_alike(plan)
     facts: dict[str, Any] = {"fits": plan.fits, "measured_alike": None if alike is None else asdict(alike)}
-    if compared is not None:
-        facts["evaluation"] = compared.to_json()
-    if together is not None:
-        facts |= {"fits": together.fits, "together": asdict(together)}
     return json.dumps(plan.to_json() | facts, indent=1, sort_keys=True)

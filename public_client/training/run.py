@@ -265,4 +265,4 @@ class Release(Generic[Reply]):
 
 
 def _as_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())

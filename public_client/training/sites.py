@@ -89,7 +89,6 @@ class Site:
             `dpswd.public_client.replay.verdict.Outcome`; of pseudo-labels "kept" where it is not adapted.
         plain: why, in one plain clause; empty where the method has none.
         finding: why, with the evidence, where the releases were found to say something.
-        not_compared: why the models were not compared although that was asked for; None otherwise.
     """
 
     name: str
@@ -109,7 +108,6 @@ class Site:
     outcome: str = ADAPTED
     plain: str = ""
     finding: str = ""
-    not_compared: DpswdError | None = None
 
     @property
     def run(self) -> Release[Any]:
@@ -144,7 +142,6 @@ class Site:
             "outcome": self.outcome if self.lost is None else "",
             "plain": self.plain or self.finding,
             "finding": self.finding,
-            "not_compared": None if self.not_compared is None else str(self.not_compared),
             "charged_epsilon": charged if self.opened is None else self.opened.run.quote.epsilon,
             "reason": None if self.lost is None else f"{type(self.lost).__name__}: {self.lost}",
         }

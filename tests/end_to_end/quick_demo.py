@@ -15,7 +15,6 @@ demonstration._METHODS = {
         "privacy.batch_size": 898,
         "privacy.steps": 2,
     },
-    demonstration._NON_PRIVATE: {"method.name": "swd", "method.steps": 2},
 }
 
 if __name__ == "__main__":

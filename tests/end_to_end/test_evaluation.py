@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ import torch
 from click.testing import CliRunner
 from declarations import evaluation, quantiles
 from drawn_steps import new_step, parameters
+from small_methods import trained_by
 from torch import nn
 
 from dpswd.public_client.cli.main import main
-from dpswd.public_client.experiments.approaches import Problem, approach
 from dpswd.public_client.methods import Statistics
 from dpswd.public_client.methods.evaluation import Evaluate
 from dpswd.public_client.testing.local_hospital import LocalHospital
@@ -167,23 +166,18 @@ def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_ad
         with pytest.raises(InvalidValue, match="does not offer 'evaluation'"):  # its operator declares no classes
             connected.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.1)
         wishes = {"epsilon": 4.0, "steps": 4, "batch_size": 200}
-        problem = Problem(
-            extractor, classifier, loader, hospital=connected, wishes=wishes, device="cpu", progress=False,
-            checkpoint=tmp_path / "run",
-        )  # fmt: skip
+        asked = ("dp-dann", (extractor, classifier), loader, connected)
         with pytest.raises(Died):
-            approach("dp-dann").train(replace(problem, evaluate=die))
+            trained_by(*asked, wishes=wishes, checkpoint=tmp_path / "run", evaluate=die)
         assert hospital.budget()["steps_charged"] == 4  # all of them when the run was opened
-        trained = approach("dp-dann").train(problem)
+        trained = trained_by(*asked, wishes=wishes, checkpoint=tmp_path / "run")
         assert [report["state"] for report in trained.reports] == ["finished"]
-        assert trained.histories["curator"][-1].epsilon == pytest.approx(4.0, rel=1e-3)
+        assert trained.history[-1].epsilon == pytest.approx(4.0, rel=1e-3)
         assert connected.describe().spent == pytest.approx(4.0, rel=1e-3)
         with pytest.raises(BudgetExhausted):
-            approach("dp-dann").train(
-                Problem(extractor, classifier, loader, hospital=connected, wishes=wishes, device="cpu", progress=False)
-            )
+            trained_by(*asked, wishes=wishes)
         assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 5  # the charge and four steps
-        (file,) = trained.adaptation.save(tmp_path / "adapted.safetensors")
+        (file,) = trained.save(tmp_path / "adapted.safetensors")
     inputs = torch.from_numpy(records)
     moved = read_adapted(file).extractor.features(inputs) - extractor(inputs)
     assert 0.0 < float(moved.detach().abs().max()) < 1.0

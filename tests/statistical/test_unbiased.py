@@ -8,7 +8,7 @@ import torch
 from scipy.stats import norm
 
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.public_client.data.sliced_distances import distance
+from dpswd.public_client.published_methods.sliced_distances import distance
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, release_coefficients
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions

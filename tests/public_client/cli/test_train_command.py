@@ -116,9 +116,9 @@ def test_a_critic_trains_in_a_dry_run_and_against_two_curators_and_is_resumed(se
     assert [model.plan["method"]["name"] for model in saved] == ["dp-dann", "dp-dann"]
 
 
-def test_a_local_baseline_over_two_seeds_on_ones_own_stand_in(tables):
-    done = invoke("train", *tables, "--source-epochs", 1, "--method", "coral", "--set", "method.steps=5",
-                  "--seed", 0, "--seed", 1, "--device", "cpu")  # fmt: skip
+def test_a_control_over_two_seeds_on_ones_own_stand_in(tables):
+    done = invoke("train", *tables, "--source-epochs", 1, "--method", "control",
+                  "--set", "method.control_steps=5", "--seed", 0, "--seed", 1, "--device", "cpu")  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "over 2 seeds" in done.stdout
 
@@ -137,9 +137,9 @@ def test_a_rehearsal_for_the_teams_own_records(tables):
 
 def test_a_method_that_keeps_nothing_is_refused_before_it_trains(tables, tmp_path):
     saved = tmp_path / "adapted.safetensors"
-    refused = invoke("train", *tables, "--method", "coral", "--save", saved, "--source-epochs", 100_000)
+    refused = invoke("train", *tables, "--method", "control", "--save", saved, "--source-epochs", 100_000)
     assert refused.exit_code == 3
-    assert "coral is a local method, without a plan" in refused.stderr
+    assert "control asks none, without a plan" in refused.stderr
 
 
 def test_ones_own_files_are_checked(tmp_path, tables):
@@ -173,7 +173,7 @@ def test_a_charge_that_mostly_changed_nothing_is_made_on_a_word_alone(tables, mo
 def test_methods_are_listed():
     listed = invoke("train", "--list-methods").stdout
     assert "replay" in listed
-    assert "coral" in listed
+    assert "control" in listed
 
 
 def test_another_scale_or_order_is_refused_before_the_source_is_trained(tables, tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from dpswd import Adapter, AllWeights, DomainAdaptation, Hospital, Replay
 from dpswd.public_client.data.checks import CheckedBatches, undisturbed
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader, train_source
-from dpswd.public_client.experiments.approaches import Problem, approach
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 
@@ -96,9 +95,6 @@ def test_source_training_and_local_methods_refuse_them_as_well(what):
     batches, says = BAD[what]
     with pytest.raises(DataInvalid, match=says):
         train_source(*network(), batches, epochs=1)
-    problem = Problem(*network(), batches, target=torch.randn(30, D), steps=10, device="cpu", progress=False)
-    with pytest.raises(DataInvalid, match=says):
-        approach("coral").train(problem)
 
 
 def flat_model(curator):

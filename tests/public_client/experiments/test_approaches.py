@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_methods import small
+from small_methods import small, trained_by
 from torch import nn
 
+from benchmarks.baselines import Coral, Dann, Swd, trained_locally
 from dpswd import Adapter, DomainAdaptation, Hospital, Replay
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader, train_source
-from dpswd.public_client.experiments.approaches import LOCAL, Problem, approach, approach_names
-from dpswd.public_client.experiments.baselines import Coral, Dann, Swd
+from dpswd.public_client.experiments.approaches import Trained, approaches, asks_hospital, method_of, unasked
+from dpswd.public_client.experiments.start import SourceModel
 from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.replay.missing_columns import TableView
 from dpswd.public_client.replay.views import FeatureView, ImageView
 from dpswd.public_client.testing.mock import MockCurator, mock_description
-from dpswd.public_client.training.sites import ALONE
+from dpswd.public_client.training.sites import ALONE, Model
 from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue, SettingsError
 
 D = 6
@@ -61,17 +62,16 @@ def test_a_local_baseline_adapts_to_a_stand_in_and_leaves_the_source_model_alone
     target = table(1, shifted=True)
     before = accuracy(extractor, classifier, target)
     weights = [value.clone() for value in extractor.state_dict().values()]
-    problem = Problem(extractor, classifier, loader, target=target.images, steps=steps, device="cpu", progress=False)
-    made = approach(name).train(problem)
-    model = made.models[LOCAL]
+    start = Model(extractor, classifier)
+    model = trained_locally(name, start, loader, target.images, steps=steps, seed=0, device="cpu")
     assert accuracy(model.extractor, model.classifier, target) > before + 5
     assert all(torch.equal(a, b) for a, b in zip(weights, extractor.state_dict().values(), strict=True))
-    assert made.reports == []
 
 
 def test_source_only_is_the_source_model(trained):
     extractor, classifier, loader = trained
-    model = approach("source-only").train(Problem(extractor, classifier, loader, device="cpu")).models[LOCAL]
+    source = SourceModel(extractor, classifier, loader, 0.0)
+    model = unasked("source-only", source, steps=1, seed=0, device="cpu")
     records = table(1).images
     torch.testing.assert_close(model.classifier(model.extractor(records)), classifier(extractor(records)))
 
@@ -87,10 +87,7 @@ def test_every_method_runs_and_is_charged(trained, name):
     if "tuning_steps" in settings:
         settings["tuning_steps"] = 3
     wishes = {"epsilon": 1.0} | ({} if alone else {"steps": 3, "batch_size": 50})
-    problem = Problem(
-        extractor, classifier, loader, hospital=hospital, settings=settings, wishes=wishes, device="cpu", progress=False
-    )  # fmt: skip
-    made = approach(name).train(problem)
+    made = Trained.of(trained_by(name, (extractor, classifier), loader, hospital, settings=settings, wishes=wishes))
     assert [report["state"] for report in made.reports] == ["finished"]
     assert set(made.models) == set(made.plans) == {ALONE}
     (charge,) = hospital.curator.charges
@@ -169,15 +166,14 @@ def test_a_replay_needs_no_curator_once_its_release_is_drawn(trained):
     assert stops.released
 
 
-def test_a_method_says_what_it_lacks(trained):
-    extractor, classifier, loader = trained
-    with pytest.raises(SettingsError, match="needs a curator"):
-        approach("adapter").train(Problem(extractor, classifier, loader))
-    with pytest.raises(SettingsError, match="never for a curator's"):
-        approach("dann").train(Problem(extractor, classifier, loader))
+def test_what_there_is_has_a_name_and_a_line():
     with pytest.raises(InvalidValue, match="there is no method 'magic'; allowed: ladder, source-only"):
-        approach("magic")
-    assert all(approach(name).name == name for name in approach_names())
+        asks_hospital("magic")
+    asked = {name: asks_hospital(name) for name in approaches()}
+    assert {name for name, asks in asked.items() if not asks} == {"source-only", "control"}
+    assert set(method_kinds()) < set(asked)
+    with pytest.raises(InvalidValue, match="ladder is no method with settings"):
+        method_of("ladder", {})
 
 
 def test_coral_is_the_papers_formula():

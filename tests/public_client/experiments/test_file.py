@@ -135,7 +135,7 @@ def test_the_schema_describes_every_key():
         (["--set", "epsilon"], "KEY=VALUE"),
         (["--method", "magic"], "there is no method 'magic'; allowed: ladder, source-only, control, replay"),
         (["--method", "pseudolabels"], "did you mean 'pseudo-labels'"),
-        (["--method", "swd", "--curator", "a:1", "--credentials", "c"], "needs the target itself"),
+        (["--method", "replay", "--evaluate-epsilon", "0.1"], "replay compares nothing; leave the method out"),
     ],
 )
 def test_wrong_options_are_one_sentence(words, says):

@@ -10,12 +10,12 @@ import torch
 from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_methods import trained_by
 from torch import nn
 
 from dpswd import DomainAdaptation, DpDann, Hospital, MockCurator, mock_description
-from dpswd.public_client.experiments.approaches import Problem, approach
 from dpswd.public_client.published_methods.domain_critic import domain_critic, source_terms
-from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, SettingsError
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue
 from dpswd.shared.models.adapted import read_adapted
 from dpswd.shared.published_mechanisms.critic.domain_loss import source_loss
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
@@ -169,18 +169,13 @@ def test_a_steep_critic_pays_the_mean_squared_slope():
     torch.testing.assert_close(penalty, slopes.square().sum(dim=1).mean())
 
 
-def test_the_approach_says_what_it_lacks(problem):
+def test_the_method_says_what_it_lacks(problem):
     extractor, classifier, loader, hospital, _ = problem
-    chosen = approach("dp-dann")
-    with pytest.raises(SettingsError, match="needs a curator"):
-        chosen.train(Problem(extractor, classifier, loader))
-    with pytest.raises(InvalidValue, match="epsilon is missing"):
-        chosen.train(Problem(extractor, classifier, loader, hospital=hospital))
-    wished = {"hospital": hospital, "wishes": {"epsilon": 1.0}}
+    model = (extractor, classifier)
     with pytest.raises(InvalidValue, match="dp-dann has no directions; its settings are averaging, clip_norm"):
-        chosen.train(Problem(extractor, classifier, loader, **wished, settings={"directions": 8}))
+        trained_by("dp-dann", model, loader, hospital, settings={"directions": 8})
     old = MockCurator(replace(hospital.describe(), mechanisms=("rows", "quantiles", "gradient")))
     says = "in process does not offer 'critic'; it offers rows, quantiles, gradient"
     with pytest.raises(InvalidValue, match=says):
-        chosen.train(Problem(extractor, classifier, loader, hospital=Hospital(old), wishes={"epsilon": 1.0}))
+        trained_by("dp-dann", model, loader, Hospital(old))
     assert hospital.curator.charges == old.charges == []

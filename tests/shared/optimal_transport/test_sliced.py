@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
+from benchmarks.baselines import sliced_wasserstein
 from dpswd.shared.core.noise.directions import directions
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpswd.public_client.data.sliced_distances import row_distance
+from dpswd.public_client.published_methods.sliced_distances import row_distance
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions

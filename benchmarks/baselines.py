@@ -11,6 +11,7 @@ target features; they differ in the penalty alone:
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -22,14 +23,32 @@ from torch.nn import functional
 
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.feature_maps import map_from_source
-from dpswd.public_client.data.progress import Reporter
-from dpswd.public_client.experiments.sliced_distance import sliced_wasserstein
-from dpswd.shared.core.errors import InvalidValue
+from dpswd.public_client.published_methods.sliced_distances import wasserstein_1d
+from dpswd.public_client.training.sites import Model
+from dpswd.shared.devices import resolve_device
 
 _SWD_WEIGHT, _CORAL_WEIGHT = 10.0, 10.0  # of the distance beside the class loss
 _DIRECTIONS, _TARGET_NORM = 200, 0.25  # k, and of the public map
 _CRITIC_UNITS = 100  # in each of two hidden layers
 _BATCH, _RATE = 128, 1e-3  # target records a step; learning rate at the start
+
+
+def sliced_wasserstein(x: Tensor, y: Tensor, U: Tensor, *, p: float = 2.0) -> Tensor:
+    """SW_p^p along given directions, without noise (Rabin et al. 2011; Bonneel et al. 2015).
+
+    Args:
+        x: (n, d).
+        y: (m, d), m may differ from n.
+        U: (d, k) unit columns.
+        p: exponent of the cost, at least 1.
+
+    Returns:
+        Scalar, the p-th power of the distance; differentiable in x and y.
+
+    Raises:
+        InvalidValue: the shapes or p are outside what is allowed.
+    """
+    return wasserstein_1d(x @ U, y @ U, p=p).mean()
 
 
 class Swd(nn.Module):
@@ -101,53 +120,42 @@ class Dann(nn.Module):
         )
 
 
-def train_local(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    source: Batches,
-    target: Tensor,
-    penalty: nn.Module,
-    *,
-    steps: int,
-    generator: torch.Generator,
-    device: torch.device,
-    bar: Reporter,
-) -> None:
-    """Trains all weights on class loss plus penalty, both branches, in place.
+def trained_locally(
+    name: str, model: Model, source: Batches, target: Tensor, *, steps: int, seed: int, device: str = "auto"
+) -> Model:
+    """A copy of a model, all of whose weights were trained on class loss plus penalty, both branches.
 
     Args:
-        extractor: source-trained; serves both sides.
-        classifier: source-trained.
+        name: one of `PENALTIES`.
+        model: source-trained; it stays as it is.
         source: labelled batches.
         target: (n, ...) records of the target; their labels are not looked at.
-        penalty: one of `PENALTIES`.
         steps: updates; the learning rate falls to 0 by a cosine.
-        generator: of the target's batches.
-        device: where the modules are.
-        bar: told of each step.
-
-    Raises:
-        InvalidValue: the target is empty.
+        seed: of a critic's first weights, of directions and of the target's batches.
+        device: "auto", "cpu" or "cuda".
     """
-    if not len(target):
-        raise InvalidValue("a local baseline needs records of the target; there are none")
+    place = resolve_device(device)
+    extractor, classifier = (copy.deepcopy(module).to(place) for module in (model.extractor, model.classifier))
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        dimension = extractor(next(iter(source))[0].to(place)).shape[1]
+    penalty = PENALTIES[name](dimension, generator).to(place)
     parameters = [*extractor.parameters(), *classifier.parameters(), *penalty.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     endless = itertools.chain.from_iterable(itertools.repeat(source))
     for step, (images, labels) in enumerate(itertools.islice(endless, steps)):
-        features = extractor(images.to(device))  # (m, d)
+        features = extractor(images.to(place))  # (m, d)
         chosen = torch.randint(len(target), (_BATCH,), generator=generator)
-        seen = extractor(target[chosen].to(device))  # (b, d)
+        seen = extractor(target[chosen].to(place))  # (b, d)
         distance = penalty(features, seen, step / steps)
-        loss = functional.cross_entropy(classifier(features), labels.to(device)) + distance
+        loss = functional.cross_entropy(classifier(features), labels.to(place)) + distance
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
-        bar.advance(f"penalty {float(distance.detach()):.4f}")
-    extractor.eval()
-    classifier.eval()
+    return Model(extractor.eval(), classifier.eval())
 
 
 PENALTIES: Mapping[str, Callable[[int, torch.Generator], nn.Module]] = {
