@@ -174,8 +174,8 @@ class DomainAdaptation:
         progress = progress and ranks.first
         if ranks.size > 1 and not all(isinstance(c.transport, SharedTransport) for c in self._curators.values()):
             raise SettingsError(
-                "in several processes train against what Hospital.connect_from_rank_0 or "
-                "Federation.connect_from_rank_0 has connected"
+                "in several processes train against what Hospital.connect or Federation.connect has connected after "
+                "the group had begun"
             )
         ranks.synchronise(self.extractor, self.classifier)
         store = None if checkpoint is None else Checkpoint(Path(checkpoint), ranks=ranks)

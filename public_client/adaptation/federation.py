@@ -18,11 +18,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar, Unpack, get_args
 
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.stub import ConnectOptions, Curator
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.asking import ask_each
@@ -32,6 +32,8 @@ from dpswd.public_client.training.sites import STRAGGLER_S
 from dpswd.shared.core.errors import CuratorUnavailable, DpswdError, InvalidValue, ProtocolError, SettingsError
 
 Absent = Literal["set aside", "refuse"]
+SITE_PATIENCE_S = 15.0
+"""How long a lost connection is tried again by default where there are several: a dead site holds the others up."""
 """What is done where a site is down before anything is charged."""
 _Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
@@ -92,36 +94,26 @@ class Federation(AbstractContextManager["Federation"]):
         *,
         credentials: str | Path | Mapping[str, str | Path],
         weights: Mapping[str, float] | None = None,
-        run_directory: str | Path | None = None,
         server_names: Mapping[str, str | None] | None = None,
-        timeout_s: float = 120.0,
-        patience_s: float = 15.0,
-        start_s: float | None = None,
         straggler_s: float = STRAGGLER_S,
         absent: Absent = "set aside",
-        purpose: str = "",
+        **options: Unpack[ConnectOptions],
     ) -> Federation:
         """Connects to all sites in parallel; one that does not answer is left out, with a warning.
 
-        A dead site holds the others up for seconds: `patience_s` is shorter than a single hospital's.
+        In several processes (torchrun) rank 0 alone holds the connections, and all ranks are answered alike.
 
         Args:
             addresses: host:port by name.
             credentials: of each by name; or one directory with a folder for each name.
             weights: see the class.
-            run_directory: each site's receipts go to ``sites/NAME`` below it.
             server_names: the name in a curator's certificate, where it differs from its address.
-            timeout_s: deadline of one attempt, in seconds.
-            patience_s: how long a lost connection is tried again before the site is set aside, in seconds; longer
-                where curators restart in the middle of trainings.
-            start_s: how long a curator that does not answer yet is waited for here, in seconds, where some start
-                slowly; by default 10, or `patience_s` if that is less.
             straggler_s: see the class.
             absent: see the class.
-            purpose: why runs are opened, for the hospitals' ledgers: one line of at most 200 characters.
+            options: see `ConnectOptions`; of all sites alike.
 
         Returns:
-            The sites that answered.
+            The sites that answered, on every rank, and `lost` alike.
 
         Raises:
             SettingsError: credentials are missing.
@@ -135,90 +127,17 @@ class Federation(AbstractContextManager["Federation"]):
             where = {name: Path(where) / name for name in addresses}
         if lacking := sorted(set(addresses) - set(where)):
             raise SettingsError(f"there are no credentials for {', '.join(lacking)}")
-
-        def one(name: str) -> Hospital:
-            return Hospital.connect(
-                addresses[name],
-                credentials=where[name],
-                timeout_s=timeout_s,
-                patience_s=patience_s,
-                start_s=start_s,
-                run_directory=None if run_directory is None else Path(run_directory) / "sites" / name,
-                server_name=(server_names or {}).get(name),
-                purpose=purpose,
-            )
-
-        connected, lost = ask_each(list(addresses), one)
-        if lost and (absent == "refuse" or not connected):
-            for hospital in connected.values():
-                hospital.close()
-            raise _first_of(lost)
-        federation = cls(
-            connected,
-            weights={n: w for n, w in (weights or {}).items() if n in connected},
-            straggler_s=straggler_s,
-            absent=absent,
-        )
-        for name, error in lost.items():
-            federation._leave_out(name, error)
-        return federation
-
-    @classmethod
-    def connect_from_rank_0(
-        cls,
-        addresses: Mapping[str, str],
-        *,
-        credentials: str | Path | Mapping[str, str | Path],
-        weights: Mapping[str, float] | None = None,
-        run_directory: str | Path | None = None,
-        server_names: Mapping[str, str | None] | None = None,
-        timeout_s: float = 120.0,
-        patience_s: float = 15.0,
-        start_s: float | None = None,
-        straggler_s: float = STRAGGLER_S,
-        absent: Absent = "set aside",
-        purpose: str = "",
-    ) -> Federation:
-        """One connection to each site for all processes of torchrun (`dpswd.public_client.training.distributed`).
-
-        Args:
-            addresses: as for `connect`, as are all others.
-            credentials: of each by name; or one directory with a folder for each name.
-            weights: see the class.
-            run_directory: each site's receipts go to ``sites/NAME`` below it.
-            server_names: the name in a curator's certificate, where it differs from its address.
-            timeout_s: deadline of one attempt, in seconds.
-            patience_s: how long a lost connection is tried again, in seconds.
-            start_s: how long a curator that does not answer yet is waited for, in seconds.
-            straggler_s: see the class.
-            absent: see `connect`.
-            purpose: why runs are opened, for the hospitals' ledgers.
-
-        Returns:
-            The sites that answered rank 0, on every rank, and `lost` alike.
-
-        Raises:
-            SettingsError, ProtocolError: on every rank what `connect` raised on rank 0.
-        """
-        made: list[Federation] = []
+        common: ConnectOptions = {"patience_s": SITE_PATIENCE_S, **options}
+        lost: dict[str, DpswdError] = {}
 
         def connect() -> dict[str, Curator]:
-            made.append(
-                cls.connect(
-                    addresses,
-                    credentials=credentials,
-                    weights=weights,
-                    run_directory=run_directory,
-                    server_names=server_names,
-                    timeout_s=timeout_s,
-                    patience_s=patience_s,
-                    start_s=start_s,
-                    straggler_s=straggler_s,
-                    absent=absent,
-                    purpose=purpose,
-                )
-            )
-            return {name: hospital.curator for name, hospital in made[0].hospitals.items()}
+            made, failed = cls._reached(addresses, where, server_names or {}, common)
+            lost.update(failed)
+            if failed and (absent == "refuse" or not made):
+                for curator in made.values():
+                    curator.close()
+                raise _first_of(failed)
+            return made
 
         curators = shared_curators(connect)
         federation = cls(
@@ -227,8 +146,26 @@ class Federation(AbstractContextManager["Federation"]):
             straggler_s=straggler_s,
             absent=absent,
         )
-        federation.lost.update(_of_rank_0(made))
+        for name, error in _of_rank_0(lost).items():
+            federation._leave_out(name, error)
         return federation
+
+    @staticmethod
+    def _reached(
+        addresses: Mapping[str, str],
+        credentials: Mapping[str, str | Path],
+        server_names: Mapping[str, str | None],
+        common: ConnectOptions,
+    ) -> tuple[dict[str, Curator], dict[str, DpswdError]]:
+        """The curators that answer, and the errors of the others, by name."""
+
+        def one(name: str) -> Curator:
+            own: ConnectOptions = {**common, "server_name": server_names.get(name)}
+            if (directory := common.get("run_directory")) is not None:
+                own["run_directory"] = Path(directory) / "sites" / name
+            return Curator.connect(addresses[name], credentials=credentials[name], **own)
+
+        return ask_each(list(addresses), one)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -330,15 +267,14 @@ def _first_of(lost: Mapping[str, DpswdError]) -> DpswdError:
     return first
 
 
-def _of_rank_0(made: list[Federation]) -> dict[str, DpswdError]:
+def _of_rank_0(lost: Mapping[str, DpswdError]) -> Mapping[str, DpswdError]:
     """The sites that rank 0 could not reach, on every rank: what is planned for them is no mistake on any.
 
     Errors do not travel whole; the others get the name of theirs, and its words.
     """
-    words = Ranks.current().share(
-        lambda: {name: f"{type(error).__name__}: {error}" for name, error in made[0].lost.items()}
-    )
-    return made[0].lost if made else {name: CuratorUnavailable(text) for name, text in words.items()}
+    ranks = Ranks.current()
+    words = ranks.share(lambda: {name: f"{type(error).__name__}: {error}" for name, error in lost.items()})
+    return lost if ranks.first else {name: CuratorUnavailable(text) for name, text in words.items()}
 
 
 def _of_site(value: _Value | Mapping[str, _Value] | None, name: str) -> _Value | None:

@@ -12,6 +12,7 @@ from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.adaptation.published import PublishedHospital
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import ConnectOptions
 from dpswd.public_client.data.datasets import SCALE, Labelled, Task
 from dpswd.public_client.experiments.approaches import asks_hospital, method_of
 from dpswd.public_client.experiments.file import Experiment, name_of
@@ -74,33 +75,25 @@ def _budget(experiment: Experiment) -> float:
 def _remote(experiment: Experiment) -> Federation:
     own = settings.load()
     waiting = own.connection
-    store = experiment.output.checkpoint
+    common: ConnectOptions = {
+        "run_directory": experiment.output.checkpoint,
+        "purpose": experiment.purpose,
+        "timeout_s": waiting.timeout_seconds,
+        "start_s": waiting.start_seconds,
+    }
     named = dict(zip(site_names(experiment), experiment.curators, strict=True))
     if only := named.get(ALONE):
-        server = only.server_name or own.curator.server_name
-        hospital = Hospital.connect(
-            only.address,
-            credentials=only.credentials,
-            run_directory=store,
-            server_name=server,
-            purpose=experiment.purpose,
-            patience_s=waiting.patience_seconds,
-            timeout_s=waiting.timeout_seconds,
-            start_s=waiting.start_seconds,
-        )
-        return Federation({ALONE: hospital})
+        common |= {"server_name": only.server_name or own.curator.server_name, "patience_s": waiting.patience_seconds}
+        return Federation({ALONE: Hospital.connect(only.address, credentials=only.credentials, **common)})
+    common["patience_s"] = waiting.site_patience_seconds
     return Federation.connect(
         {name: curator.address for name, curator in named.items()},
         credentials={name: curator.credentials for name, curator in named.items()},
-        weights=_weights(experiment),
-        run_directory=store,
         server_names={name: curator.server_name for name, curator in named.items()},
-        purpose=experiment.purpose,
-        patience_s=waiting.site_patience_seconds,
+        weights=_weights(experiment),
         straggler_s=waiting.straggler_seconds,
         absent=waiting.absent_sites,
-        timeout_s=waiting.timeout_seconds,
-        start_s=waiting.start_seconds,
+        **common,
     )
 
 

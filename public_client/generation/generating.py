@@ -95,7 +95,7 @@ def generate(
     module = _features(method, description, extractor)
     ranks = Ranks.current()
     if ranks.size > 1 and not isinstance(curator.transport, SharedTransport):
-        raise SettingsError("in several processes fit against a hospital of Hospital.connect_from_rank_0")
+        raise SettingsError("in several processes fit against a hospital of Hospital.connect, made after the group")
     store = None if directory is None else Checkpoint(Path(directory), ranks=ranks)
     ranks.synchronise(module)  # another processor's numbers may differ in the last bit
     if store is not None and store.begun:

@@ -4,7 +4,7 @@
 
     # torchrun --nproc-per-node 4 train.py
     torch.distributed.init_process_group("gloo")
-    with Hospital.connect_from_rank_0("hospital:50051", credentials="client/") as hospital:
+    with Hospital.connect("hospital:50051", credentials="client/") as hospital:
         plan = hospital.plan(epsilon=1.0)
         model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan)
         model.fit(loader_of_this_rank)  # such as one with a DistributedSampler
@@ -14,8 +14,8 @@
 
 Every rank runs the same program. What rank 0 is answered, an error included, all ranks are answered; so each step is
 asked, charged and applied once, and the model is the same everywhere. With equal shares the result is that of one
-process with the batches of all ranks together. Several hospitals are connected by `Federation.connect_from_rank_0`; all
-ranks ask them in one order, one after the other.
+process with the batches of all ranks together. All ranks ask several hospitals in one
+order, one after the other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SharedTransport:
         self._own = own
         self._ranks = Ranks.current()
         if (own is None) == self._ranks.first:
-            raise SettingsError("rank 0, and it alone, holds the connection; use Hospital.connect_from_rank_0")
+            raise SettingsError("rank 0, and it alone, holds the connection; use Hospital.connect")
 
     def exchange(self, method: str, request: Message, *, patience: Patience | None = None) -> Exchange:
         """See `Transport`; rank 0's request is everybody's, sent once for all."""
@@ -66,6 +66,8 @@ class SharedTransport:
 
 def shared_curators(connect: Callable[[], Mapping[str, Curator]]) -> dict[str, Curator]:
     """Curators of all ranks, by name, over the connections that rank 0 makes; receipts are kept by rank 0."""
+    if Ranks.current().size == 1:
+        return dict(connect())
     made: dict[str, Curator] = {}
 
     def act() -> list[str]:

@@ -146,16 +146,15 @@ class Reached(Federation):
     mocks: ClassVar[dict[str, MockCurator]] = {}
 
     @classmethod
-    def connect(cls, addresses, **_):
-        federation = Federation({site: Hospital(cls.mocks[site]) for site in addresses if site in cls.mocks})
-        federation.lost["east"] = CuratorUnavailable("nobody there")
-        return federation
+    def _reached(cls, addresses, *_):
+        found = {site: cls.mocks[site] for site in addresses if site in cls.mocks}
+        return found, {"east": CuratorUnavailable("nobody there")}
 
 
 def planned_alike(mocks: dict[str, MockCurator]) -> None:
     """A wish for the site that rank 0 could not reach is no mistake on any rank, and a mistake is one on all."""
     Reached.mocks = mocks
-    sites = Reached.connect_from_rank_0(dict.fromkeys((*mocks, "east"), "-"), credentials="-")
+    sites = Reached.connect(dict.fromkeys((*mocks, "east"), "-"), credentials="-")
     assert set(sites.plan(small("replay"), epsilon={"north": 1.0, "south": 1.0, "east": 1.0})) == set(mocks)
     assert "nobody there" in str(sites.lost["east"])
     with pytest.raises(InvalidValue, match="names west"):
