@@ -1,11 +1,11 @@
 """Generators of labelled records, each method a frozen value with its settings.
 
-To add a method, add its file and its line here, or in `dpswd.public_client.published_methods.generators`.
+To add a method, put its file into the folder `published_methods/generators`, where it is found; or here, with a line
+below.
 """
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from types import MappingProxyType
 
 from dpswd.public_client.generation.gaussian import Gaussian
@@ -14,6 +14,7 @@ from dpswd.public_client.generation.method import GenerationMethod
 from dpswd.public_client.generation.replayed import Replayed
 from dpswd.public_client.generation.schema import Column, Schema
 from dpswd.public_client.generation.tabular import Tabular
+from dpswd.public_client.plans.recipe import kinds_in
 
 __all__ = [
     "Column",
@@ -34,4 +35,4 @@ _ANNEX = "dpswd.public_client.published_methods.generators"
 @cache
 def generation_kinds() -> Mapping[str, type[GenerationMethod]]:
     """Every method by its name on the command line, those of the annex among them; the first is the default."""
-    return MappingProxyType({kind.name: kind for kind in (*_OWN, *import_module(_ANNEX).METHODS)})
+    return MappingProxyType({kind.name: kind for kind in [*_OWN, *kinds_in(_ANNEX, GenerationMethod)]})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import abc
 import math
+import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Self
+from importlib import import_module
+from typing import Any, ClassVar, Self, TypeVar
 
 from dpswd.public_client.curator.description import Description
 from dpswd.shared.core.errors import InvalidValue
@@ -147,6 +149,25 @@ class Recipe(abc.ABC):
         if unknown := sorted(set(own) - set(names)):
             raise InvalidValue(f"{cls.name} has no {', '.join(unknown)}; its settings are {', '.join(sorted(names))}")
         return cls(**own)
+
+
+Kind = TypeVar("Kind", bound=Recipe)
+
+
+def kinds_in(place: str, kind: type[Kind]) -> list[type[Kind]]:
+    """The recipes of a package, one file or folder each: what a file defines, has a name and is of a kind.
+
+    Args:
+        place: dotted name of the package.
+        kind: their base.
+    """
+    found: dict[str, type[Kind]] = {}
+    for file in pkgutil.iter_modules(import_module(place).__path__, f"{place}."):
+        module = import_module(file.name)
+        for own in vars(module).values():
+            if isinstance(own, type) and issubclass(own, kind) and "name" in vars(own):
+                found.setdefault(own.name, own)
+    return list(found.values())
 
 
 def refuse(problems: Iterable[str]) -> None:

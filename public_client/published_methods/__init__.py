@@ -1,7 +1,7 @@
 """Methods that neither the ladder nor the default generator needs: others' papers, and what wins on some data alone.
 
 The house imports nothing of this; `dpswd.public_client.methods.method_kinds` loads it when a method is asked for by
-name, and a script imports it. To add a method, add its file and its line here.
+name, and a script imports it. A method is one file, or one folder: what is put here is found by its name.
 """
 
 from dpswd.public_client.published_methods.adapter import Adapter
@@ -12,5 +12,3 @@ from dpswd.public_client.published_methods.finetune import Finetune
 from dpswd.public_client.published_methods.pseudo_labels import PseudoLabels
 
 __all__ = ["Adapter", "AllWeights", "DpDann", "Dpda", "Finetune", "PseudoLabels", "Rows"]
-
-METHODS = (PseudoLabels, Adapter, AllWeights, Rows, DpDann, Finetune, Dpda)

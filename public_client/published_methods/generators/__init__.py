@@ -6,5 +6,3 @@ from dpswd.public_client.published_methods.generators.sinkhorn import DpSinkhorn
 from dpswd.public_client.published_methods.generators.sliced import DpSwd, DpSwdQuantiles
 
 __all__ = ["DpMerf", "DpSinkhorn", "DpSwd", "DpSwdQuantiles", "SlicedDistributions"]
-
-METHODS = (SlicedDistributions, DpMerf, DpSinkhorn, DpSwd, DpSwdQuantiles)

@@ -71,7 +71,7 @@ def test_init_declares_the_range_and_preflight_minds_where_there_is_none(bare, t
 
 
 def test_init_tells_whose_labels_have_no_classes(bare):
-    """Else a team's `--keep-best` fails later, and nobody here knows why."""
+    """Else a team's `--evaluate-epsilon` fails later, and nobody here knows why."""
     labels = bare.directory / "labels.npy"
     np.save(labels, np.arange(40) % 2)
     assert "nothing that reads labels" in bare.init("--labels-file", labels)

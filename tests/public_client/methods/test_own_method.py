@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 from own_mechanism import CLIPPED_MEAN, MeanDeclaration
 from own_method import STEPS, MatchMeans
+from small_methods import trained_by
 from torch import nn
 
 from dpswd import DomainAdaptation, Hospital, MockCurator, Plan, mock_description
+from dpswd.public_client import published_methods
+from dpswd.public_client.experiments.approaches import approaches, method_of
+from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid
@@ -126,3 +133,24 @@ def test_it_is_refused_where_it_is_not_offered_and_where_it_is_wrong():
     ):
         with pytest.raises(RequestInvalid, match=match):
             there.price_run(wrong)
+
+
+def test_a_method_is_one_file(tmp_path, monkeypatch):
+    """The file of `own_method` in the annex's folder, and no product file touched: it is listed and trained by name."""
+    shutil.copy(Path(__file__).resolve().parents[2] / "own_method.py", tmp_path / "match_means.py")
+    monkeypatch.setattr(published_methods, "__path__", [*published_methods.__path__, str(tmp_path)])
+    method_kinds.cache_clear()
+    try:
+        assert approaches()["match-means"] == "Moves the target's features until their mean is the source's."
+        assert method_of("match-means", {"clip_norm": 2.0}).clip_norm == 2.0
+        there = curator()
+        extractor, classifier = nn.Sequential(nn.Linear(D, D)), nn.Linear(D, CLASSES)
+        made = trained_by("match-means", (extractor, classifier), source(), Hospital(there), wishes={"epsilon": 10.0})
+        assert made.reports[0]["steps"] == STEPS
+        (charge,) = there.charges
+        assert charge.run.mechanism.name == CLIPPED_MEAN.name
+    finally:
+        method_kinds.cache_clear()
+        sys.modules.pop("dpswd.public_client.published_methods.match_means", None)
+    monkeypatch.undo()
+    assert "match-means" not in method_kinds()
