@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from dpswd.public_client.curator.description import Description
 from dpswd.shared.core.errors import InvalidValue
@@ -151,22 +151,19 @@ class Recipe(abc.ABC):
         return cls(**own)
 
 
-Kind = TypeVar("Kind", bound=Recipe)
-
-
-def kinds_in(place: str, kind: type[Kind]) -> list[type[Kind]]:
+def kinds_in(place: str, kind: type) -> list[Any]:
     """The recipes of a package, one file or folder each: what a file defines, has a name and is of a kind.
 
     Args:
         place: dotted name of the package.
         kind: their base.
     """
-    found: dict[str, type[Kind]] = {}
+    found: dict[str, Any] = {}
     for file in pkgutil.iter_modules(import_module(place).__path__, f"{place}."):
         module = import_module(file.name)
         for own in vars(module).values():
             if isinstance(own, type) and issubclass(own, kind) and "name" in vars(own):
-                found.setdefault(own.name, own)
+                found.setdefault(own.__dict__["name"], own)
     return list(found.values())
 
 
