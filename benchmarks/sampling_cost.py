@@ -39,9 +39,6 @@ from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
 from dpswd.shared.core.mechanisms.declared import Asked, Declared
-from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS
-from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
-from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration, DistributionsReply, Released
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
@@ -51,6 +48,13 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.limits import MAX_BATCH_SIZE
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.published_mechanisms.distributions.encoding import THRESHOLDS
+from dpswd.shared.published_mechanisms.distributions.histograms import public_directions
+from dpswd.shared.published_mechanisms.distributions.mechanism import (
+    DistributionsDeclaration,
+    DistributionsReply,
+    Released,
+)
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights

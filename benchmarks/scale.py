@@ -38,7 +38,6 @@ from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.declared import AdmittedRun, Declared
-from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
@@ -47,6 +46,7 @@ from dpswd.shared.core.wire.limits import MAX_RELEASE_VALUES
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration

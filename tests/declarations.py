@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.interface import Payload
@@ -14,6 +13,7 @@ from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration

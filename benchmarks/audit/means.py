@@ -24,14 +24,6 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     StatisticsDeclaration,
     StatisticsRequest,
 )
-from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS, cell_table
-from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
-from dpswd.shared.core.mechanisms.distributions.mechanism import (
-    DISTRIBUTIONS,
-    LABELLED_DISTRIBUTIONS,
-    DistributionsDeclaration,
-    DistributionsRequest,
-)
 from dpswd.shared.core.mechanisms.evaluation.counts import CONFIDENCE_WEIGHT
 from dpswd.shared.core.mechanisms.evaluation.mechanism import (
     CALIBRATION_SENSITIVITY,
@@ -49,6 +41,14 @@ from dpswd.shared.models.free_weights import free_count, free_moment_weight
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
+from dpswd.shared.published_mechanisms.distributions.encoding import THRESHOLDS, cell_table
+from dpswd.shared.published_mechanisms.distributions.histograms import public_directions
+from dpswd.shared.published_mechanisms.distributions.mechanism import (
+    DISTRIBUTIONS,
+    LABELLED_DISTRIBUTIONS,
+    DistributionsDeclaration,
+    DistributionsRequest,
+)
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest

@@ -14,7 +14,7 @@ ANNEXES = {
     "private_curator/cluster", "private_curator/postgres", "private_curator/onnx",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 11_068,
+    "annexes": 11_498,
     "private_curator/*.py": 1,
     "private_curator/books": 3_079,
     "private_curator/cli": 2_438,

@@ -26,16 +26,16 @@ from dpswd.public_client.generation.scaled import Scaled
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import LEAST_ROWS, Network
 from dpswd.public_client.training.run import Release
-from dpswd.shared.core.mechanisms.distributions.encoding import THRESHOLDS, encoded
-from dpswd.shared.core.mechanisms.distributions.histograms import public_directions
-from dpswd.shared.core.mechanisms.distributions.mechanism import (
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.distributions.encoding import THRESHOLDS, encoded
+from dpswd.shared.published_mechanisms.distributions.histograms import public_directions
+from dpswd.shared.published_mechanisms.distributions.mechanism import (
     LABELLED_DISTRIBUTIONS,
     MOST_WINDOW,
     DistributionsDeclaration,
     Released,
 )
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _COUNTED = 0.05
 """Of the squared sensitivity, for the classes' counts."""

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
-from dpswd.shared.core.mechanisms.distributions.mechanism import DISTRIBUTIONS, LABELLED_DISTRIBUTIONS
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.mechanisms.quantiles.mechanism import LABELLED_QUANTILES, QUANTILES
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import SCORE_STATISTICS
 
-_SUMS = (EVALUATION, CLASS_STATISTICS, DISTRIBUTIONS, LABELLED_DISTRIBUTIONS, FEATURE_SUMS, SCORE_STATISTICS)
+_SUMS = (EVALUATION, CLASS_STATISTICS, FEATURE_SUMS, SCORE_STATISTICS)
 _SAMPLED = (QUANTILES, LABELLED_QUANTILES)
 
 MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType({each.name: each for each in (*_SAMPLED, *_SUMS)})

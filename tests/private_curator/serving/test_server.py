@@ -249,7 +249,7 @@ def test_what_only_published_methods_need_is_off_until_the_operator_turns_it_on(
     client = serve()
     run, spent = _open(client, rows()), client.describe().data_set_budget.epsilon_spent
     client = serve(**{"clients.published_mechanisms": "false"})
-    assert set(client.describe().mechanisms) == {"quantiles", "distributions", "feature_sums"}
+    assert set(client.describe().mechanisms) == {"quantiles", "feature_sums"}
     says = r"'gradient' is of published methods, which are off here; on are quantiles, .*clients\.published_mechanisms"
     for validate_only in (True, False):
         with pytest.raises(errors.RequestInvalid, match=says):

@@ -20,12 +20,12 @@ from dpswd.private_curator.steps.shards import LocalShards, ShardLost, gathered,
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import ExtractionStopped
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from dpswd.shared.core.mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from dpswd.shared.core.mechanisms.linear import LinearRun
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, completed
+from dpswd.shared.published_mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CPU = torch.device("cpu")

@@ -35,11 +35,6 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     StatisticsReply,
     StatisticsRequest,
 )
-from dpswd.shared.core.mechanisms.distributions.mechanism import (
-    DistributionsDeclaration,
-    DistributionsReply,
-    DistributionsRequest,
-)
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration, SumsReply, SumsRequest
@@ -50,6 +45,11 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.distributions.mechanism import (
+    DistributionsDeclaration,
+    DistributionsReply,
+    DistributionsRequest,
+)
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest

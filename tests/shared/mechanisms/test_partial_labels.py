@@ -13,7 +13,6 @@ from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from dpswd.shared.core.mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.counts import number_weight
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize, Step
@@ -24,6 +23,7 @@ from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.sandbox.building import Extractor

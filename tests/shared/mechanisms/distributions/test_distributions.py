@@ -15,26 +15,26 @@ from hospital import NoNoise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpswd.shared.core.mechanisms.distributions import histograms
-from dpswd.shared.core.mechanisms.distributions.encoding import (
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, added
+from dpswd.shared.core.noise.directions import orthogonal_directions, orthogonal_norm
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.published_mechanisms.distributions import histograms
+from dpswd.shared.published_mechanisms.distributions.encoding import (
     CELLS,
     THRESHOLDS,
     cell_table,
     encoded,
     largest_coefficient,
 )
-from dpswd.shared.core.mechanisms.distributions.histograms import ProjectionCounts, public_directions
-from dpswd.shared.core.mechanisms.distributions.mechanism import (
+from dpswd.shared.published_mechanisms.distributions.histograms import ProjectionCounts, public_directions
+from dpswd.shared.published_mechanisms.distributions.mechanism import (
     DISTRIBUTIONS,
     LABELLED_DISTRIBUTIONS,
     DistributionsDeclaration,
     Released,
 )
-from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from dpswd.shared.core.mechanisms.linear import Shard, ShardSum, added
-from dpswd.shared.core.noise.directions import orthogonal_directions, orthogonal_norm
-from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.wire.limits import UNLABELLED
 
 CPU = torch.device("cpu")
 

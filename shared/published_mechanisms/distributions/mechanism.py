@@ -15,14 +15,6 @@ import numpy.typing as npt
 import torch
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.distributions.encoding import (
-    CELLS,
-    THRESHOLDS,
-    cell_table,
-    largest_coefficient,
-    sensitivity,
-)
-from dpswd.shared.core.mechanisms.distributions.histograms import ProjectionCounts
 from dpswd.shared.core.mechanisms.interface import Facts, Limits, RunSize
 from dpswd.shared.core.mechanisms.linear import LinearMechanism, Reach, ShardSum
 from dpswd.shared.core.mechanisms.sliced import map_violations
@@ -34,6 +26,14 @@ from dpswd.shared.core.wire.arrays import BYTES
 from dpswd.shared.core.wire.checks import Violation, between, positive, positive_or_zero
 from dpswd.shared.core.wire.payloads import MessagePayload, NoPayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.published_mechanisms.distributions.encoding import (
+    CELLS,
+    THRESHOLDS,
+    cell_table,
+    largest_coefficient,
+    sensitivity,
+)
+from dpswd.shared.published_mechanisms.distributions.histograms import ProjectionCounts
 
 LEAST_WINDOW, MOST_WINDOW = 1e-6, 1.0
 """Records of norm 1/2 lie within a window of 1; a narrower one than a millionth tells nothing of them."""

@@ -14,13 +14,13 @@ import threading
 import torch
 from torch import Tensor
 
-from dpswd.shared.core.mechanisms.distributions.encoding import CELLS, THRESHOLDS
 from dpswd.shared.core.mechanisms.interface import LabelArray
 from dpswd.shared.core.mechanisms.linear import Integers
 from dpswd.shared.core.mechanisms.rounded_features import radius, rounded_features
 from dpswd.shared.core.noise.directions import orthogonal_directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.limits import UNLABELLED
+from dpswd.shared.published_mechanisms.distributions.encoding import CELLS, THRESHOLDS
 
 _BITS = 20  # of a feature: 2^20 2^20 leaves 12 bits of float64 free
 _AT_ONCE = 1 << 19  # projections in memory at a time, 4 MiB as numbers and as many as cells
