@@ -15,14 +15,14 @@ holds it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, TypeVar, Unpack, get_args
+from typing import Literal, TypeVar, get_args
 
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import ConnectOptions, Curator
+from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.training.asking import ask_each
@@ -32,8 +32,6 @@ from dpswd.public_client.training.sites import STRAGGLER_S
 from dpswd.shared.core.errors import CuratorUnavailable, DpswdError, InvalidValue, ProtocolError, SettingsError
 
 Absent = Literal["set aside", "refuse"]
-SITE_PATIENCE_S = 15.0
-"""How long a lost connection is tried again by default where there are several: a dead site holds the others up."""
 """What is done where a site is down before anything is charged."""
 _Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
@@ -94,23 +92,34 @@ class Federation(AbstractContextManager["Federation"]):
         *,
         credentials: str | Path | Mapping[str, str | Path],
         weights: Mapping[str, float] | None = None,
+        run_directory: str | Path | None = None,
         server_names: Mapping[str, str | None] | None = None,
+        timeout_s: float = 120.0,
+        patience_s: float = 15.0,
+        start_s: float | None = None,
         straggler_s: float = STRAGGLER_S,
         absent: Absent = "set aside",
-        **options: Unpack[ConnectOptions],
+        purpose: str = "",
     ) -> Federation:
         """Connects to all sites in parallel; one that does not answer is left out, with a warning.
 
-        In several processes (torchrun) rank 0 alone holds the connections, and all ranks are answered alike.
+        In several processes (torchrun) rank 0 alone holds the connections, and all ranks are answered alike. A dead
+        site holds the others up for seconds: `patience_s` is shorter than a single hospital's.
 
         Args:
             addresses: host:port by name.
             credentials: of each by name; or one directory with a folder for each name.
             weights: see the class.
+            run_directory: each site's receipts go to ``sites/NAME`` below it.
             server_names: the name in a curator's certificate, where it differs from its address.
+            timeout_s: deadline of one attempt, in seconds.
+            patience_s: how long a lost connection is tried again before the site is set aside, in seconds; longer
+                where curators restart in the middle of trainings.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds, where some start
+                slowly; by default 10, or `patience_s` if that is less.
             straggler_s: see the class.
             absent: see the class.
-            options: see `ConnectOptions`; of all sites alike.
+            purpose: why runs are opened, for the hospitals' ledgers: one line of at most 200 characters.
 
         Returns:
             The sites that answered, on every rank, and `lost` alike.
@@ -127,11 +136,23 @@ class Federation(AbstractContextManager["Federation"]):
             where = {name: Path(where) / name for name in addresses}
         if lacking := sorted(set(addresses) - set(where)):
             raise SettingsError(f"there are no credentials for {', '.join(lacking)}")
-        common: ConnectOptions = {"patience_s": SITE_PATIENCE_S, **options}
+
+        def one(name: str) -> Curator:
+            return Curator.connect(
+                addresses[name],
+                credentials=where[name],
+                timeout_s=timeout_s,
+                patience_s=patience_s,
+                start_s=start_s,
+                run_directory=None if run_directory is None else Path(run_directory) / "sites" / name,
+                server_name=(server_names or {}).get(name),
+                purpose=purpose,
+            )
+
         lost: dict[str, DpswdError] = {}
 
         def connect() -> dict[str, Curator]:
-            made, failed = cls._reached(addresses, where, server_names or {}, common)
+            made, failed = cls._reached(list(addresses), one)
             lost.update(failed)
             if failed and (absent == "refuse" or not made):
                 for curator in made.values():
@@ -152,20 +173,10 @@ class Federation(AbstractContextManager["Federation"]):
 
     @staticmethod
     def _reached(
-        addresses: Mapping[str, str],
-        credentials: Mapping[str, str | Path],
-        server_names: Mapping[str, str | None],
-        common: ConnectOptions,
+        names: Sequence[str], connect: Callable[[str], Curator]
     ) -> tuple[dict[str, Curator], dict[str, DpswdError]]:
         """The curators that answer, and the errors of the others, by name."""
-
-        def one(name: str) -> Curator:
-            own: ConnectOptions = {**common, "server_name": server_names.get(name)}
-            if (directory := common.get("run_directory")) is not None:
-                own["run_directory"] = Path(directory) / "sites" / name
-            return Curator.connect(addresses[name], credentials=credentials[name], **own)
-
-        return ask_each(list(addresses), one)
+        return ask_each(names, connect)
 
     def __exit__(self, *_: object) -> None:
         self.close()

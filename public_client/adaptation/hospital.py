@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import ConnectOptions, Curator
+from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.accuracy import features
 from dpswd.public_client.data.checks import require_contract, require_features
 from dpswd.public_client.generation import GenerationMethod, Generator, Replayed
@@ -52,7 +52,18 @@ class Hospital(AbstractContextManager["Hospital"]):
         self.curator = curator
 
     @classmethod
-    def connect(cls, address: str, *, credentials: str | Path, **options: Unpack[ConnectOptions]) -> Hospital:
+    def connect(
+        cls,
+        address: str,
+        *,
+        credentials: str | Path,
+        timeout_s: float = 120.0,
+        patience_s: float = 180.0,
+        start_s: float | None = None,
+        run_directory: str | Path | None = None,
+        server_name: str | None = None,
+        purpose: str = "",
+    ) -> Hospital:
         """Connects with mutual TLS and proves the connection by one free request.
 
         In several processes (torchrun) rank 0 alone holds the connection, and all ranks are answered alike.
@@ -60,8 +71,13 @@ class Hospital(AbstractContextManager["Hospital"]):
         Args:
             address: ``host:port``.
             credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
-            options: `timeout_s`, `patience_s`, `start_s`, `run_directory`, `server_name`, `purpose`: see
-                `ConnectOptions`.
+            timeout_s: deadline of one attempt, in seconds.
+            patience_s: how long a lost connection is tried again, in seconds.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default 10, or
+                `patience_s` if that is less.
+            run_directory: where receipts.jsonl is written; nowhere by default.
+            server_name: the name in the curator's certificate, where the address differs from it.
+            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
 
         Returns:
             The hospital; close it, or use it in a ``with`` statement.
@@ -71,7 +87,17 @@ class Hospital(AbstractContextManager["Hospital"]):
         """
 
         def connect() -> dict[str, Curator]:
-            return {address: Curator.connect(address, credentials=credentials, **options)}
+            own = Curator.connect(
+                address,
+                credentials=credentials,
+                timeout_s=timeout_s,
+                patience_s=patience_s,
+                start_s=start_s,
+                run_directory=run_directory,
+                server_name=server_name,
+                purpose=purpose,
+            )
+            return {address: own}
 
         return cls(shared_curators(connect)[address])
 

@@ -10,7 +10,7 @@ import logging
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy.typing as npt
 
@@ -39,27 +39,6 @@ _LEAST_ATTEMPT_S = 2.0  # for a handshake and an answer
 _log = logging.getLogger(__name__)
 
 
-class ConnectOptions(TypedDict, total=False):
-    """How a curator is reached; what is left out has a default.
-
-    Attributes:
-        timeout_s: deadline of one attempt, in seconds; 120.
-        patience_s: how long a lost connection is tried again, in seconds; 180, and 15 where there are several sites.
-        start_s: how long a curator that does not answer yet is waited for, in seconds; 10, or `patience_s` if that is
-            less.
-        run_directory: where receipts.jsonl is written; nowhere by default. Of several sites each has ``sites/NAME``.
-        server_name: the name in the curator's certificate, where the address differs from it.
-        purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
-    """
-
-    timeout_s: float
-    patience_s: float
-    start_s: float | None
-    run_directory: str | Path | None
-    server_name: str | None
-    purpose: str
-
-
 class Curator(AbstractContextManager["Curator"]):
     """A connection to one curator. Use as a context manager.
 
@@ -76,13 +55,30 @@ class Curator(AbstractContextManager["Curator"]):
         self._ledger_key: bytes | None = None
 
     @classmethod
-    def connect(cls, address: str, *, credentials: str | Path, **options: Unpack[ConnectOptions]) -> Curator:
+    def connect(
+        cls,
+        address: str,
+        *,
+        credentials: str | Path,
+        timeout_s: float = 120.0,
+        patience_s: float = 180.0,
+        start_s: float | None = None,
+        run_directory: str | Path | None = None,
+        server_name: str | None = None,
+        purpose: str = "",
+    ) -> Curator:
         """Connects with mutual TLS and proves the connection by one free request.
 
         Args:
             address: ``host:port``.
             credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
-            options: see `ConnectOptions`.
+            timeout_s: deadline of one attempt, in seconds.
+            patience_s: how long a lost connection is tried again, in seconds.
+            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default 10, or
+                `patience_s` if that is less.
+            run_directory: where receipts.jsonl is written; nowhere by default.
+            server_name: the name in the curator's certificate, where the address differs from it.
+            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
 
         Returns:
             The open connection; close it, or use it in a ``with`` statement.
@@ -93,9 +89,6 @@ class Curator(AbstractContextManager["Curator"]):
             CuratorUnavailable: nobody answers, or not as this curator.
             ProtocolError: the ledger's key is not the one that was pinned.
         """
-        timeout_s, patience_s = options.get("timeout_s", 120.0), options.get("patience_s", 180.0)
-        start_s, run_directory = options.get("start_s"), options.get("run_directory")
-        server_name, purpose = options.get("server_name"), options.get("purpose", "")
         channel = open_channel(address, credentials=Path(credentials), server_name=server_name)
         receipts = ReceiptFile(Path(run_directory) / RECEIPTS_FILE) if run_directory is not None else None
         transport = GrpcTransport(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s))

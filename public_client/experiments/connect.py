@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from dpswd.public_client import settings
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.adaptation.published import PublishedHospital
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import ConnectOptions
 from dpswd.public_client.data.datasets import SCALE, Labelled, Task
 from dpswd.public_client.experiments.approaches import asks_hospital, method_of
 from dpswd.public_client.experiments.file import Experiment, name_of
@@ -75,7 +75,7 @@ def _budget(experiment: Experiment) -> float:
 def _remote(experiment: Experiment) -> Federation:
     own = settings.load()
     waiting = own.connection
-    common: ConnectOptions = {
+    common: dict[str, Any] = {
         "run_directory": experiment.output.checkpoint,
         "purpose": experiment.purpose,
         "timeout_s": waiting.timeout_seconds,

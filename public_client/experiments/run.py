@@ -275,17 +275,17 @@ def _trained(
     assert hospitals is not None, "connected, since the method asks"
     extractor, classifier = copy.deepcopy((source.extractor, source.classifier))
     alike: dict[str, Any] = {"contract": contract, "device": device, "seed": seed}
-    told: dict[str, Any] = {"evaluate": evaluate, "log": log, "progress": progress}
+    watching: dict[str, Any] = {"evaluate": evaluate, "log": log, "progress": progress}
     if name == LADDER:
         limits = {"epsilon": wishes["epsilon"], "evaluate_epsilon": experiment.privacy.evaluate_epsilon}
         start, directory = Model(extractor, classifier), experiment.output.checkpoint
-        return Trained.of(climb(start, source.loader, hospitals, directory=directory, **limits, **alike, **told))
+        return Trained.of(climb(start, source.loader, hospitals, directory=directory, **limits, **alike, **watching))
     plan = hospitals.plan(method_of(name, experiment.method.settings), **wishes)
     shared = experiment.method.shared
     made = DomainAdaptation(
         extractor, classifier, hospital=hospitals, plan=plan, shared=shared, source_epochs=0, **alike
     )
-    return Trained.of(made.fit(source.loader, checkpoint=experiment.output.checkpoint, **told))
+    return Trained.of(made.fit(source.loader, checkpoint=experiment.output.checkpoint, **watching))
 
 
 def _budgets(hospitals: Federation | None) -> dict[str, dict[str, float]]:

@@ -139,13 +139,13 @@ class Recalibrate(Method):
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's correction is its own."""
         features, labels = training.source_features(self.source_records)
-        features, known = features.cpu(), labels.cpu().numpy()
+        features, classes = features.cpu(), labels.cpu().numpy()
 
         def learned(site: Site, bar: Reporter) -> Posterior:
             run = scores_run(site)
             hidden = run.plan.number_private
             return run.learned(
-                Hospital(public_of(run.basis, features, known), run.declared, run.plan.with_label, hidden=hidden), bar
+                Hospital(public_of(run.basis, features, classes), run.declared, run.plan.with_label, hidden=hidden), bar
             )
 
         posteriors = training.read_each(group, "scores", learned)

@@ -158,13 +158,13 @@ def kinds_in(place: str, kind: type) -> list[Any]:
         place: dotted name of the package.
         kind: their base.
     """
-    found: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
     for file in pkgutil.iter_modules(import_module(place).__path__, f"{place}."):
         module = import_module(file.name)
         for own in vars(module).values():
             if isinstance(own, type) and issubclass(own, kind) and "name" in vars(own):
-                found.setdefault(own.__dict__["name"], own)
-    return list(found.values())
+                kinds.setdefault(own.__dict__["name"], own)
+    return list(kinds.values())
 
 
 def refuse(problems: Iterable[str]) -> None:

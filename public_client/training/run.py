@@ -181,8 +181,10 @@ class Release(Generic[Reply]):
         answer = self.draw(request)
         self.answers.append(answer)
         if self._checkpoint is not None:
-            kept = [{"asked": _as_tensor(own.asked), "reply": _as_tensor(own.reply.to_bytes())} for own in self.answers]
-            state = {"step": len(kept), "request_ids": [answer.request_id], "answers": kept}
+            stored = [
+                {"asked": _as_tensor(own.asked), "reply": _as_tensor(own.reply.to_bytes())} for own in self.answers
+            ]
+            state = {"step": len(stored), "request_ids": [answer.request_id], "answers": stored}
             self._checkpoint.write("state", state)
         return answer
 
@@ -242,8 +244,8 @@ class Release(Generic[Reply]):
         pending = checkpoint.read_pending()
         if pending is not None and pending.request_id not in checkpoint.applied():
             self._pending = pending  # not yet applied when the process ended
-        for number, kept in enumerate((checkpoint.read("state") or {}).get("answers", ()), start=1):
-            asked, reply = (bytes(kept[name].numpy()) for name in ("asked", "reply"))
+        for number, stored in enumerate((checkpoint.read("state") or {}).get("answers", ()), start=1):
+            asked, reply = (bytes(stored[name].numpy()) for name in ("asked", "reply"))
             self.answers.append(DrawnStep(number, self.mechanism.reply.from_bytes(reply), "", asked))
         return self._curator.open_run(parameters, request_id=str(run["request_id"]))
 

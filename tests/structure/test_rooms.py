@@ -58,15 +58,15 @@ def lines_of(path: Path) -> int:
 
 def rooms() -> dict[str, list[Path]]:
     """The folders of each side, the files beside them, and the annexes, by name."""
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for side in ("private_curator", "public_client", "shared"):
         for path in (ROOT / side).iterdir():
             name = f"{side}/{path.name}"
             if name in RINGS or not (path.suffix == ".py" or (path / "__init__.py").exists()):
                 continue
             room = "annexes" if name in ANNEXES else f"{side}/*.py" if path.is_file() else name
-            found.setdefault(room, []).append(path)
-    return found
+            by_name.setdefault(room, []).append(path)
+    return by_name
 
 
 ROOMS = rooms()

@@ -265,7 +265,7 @@ def test_what_only_published_methods_need_is_off_until_the_operator_turns_it_on(
     assert _number(client.send(client.prepare_step(run))) == 1
 
 
-def test_the_names_of_published_mechanisms_are_known_without_loading_them():
+def test_the_names_of_published_mechanisms_load_none():
     assert set(PUBLISHED) == set(PUBLISHED_MECHANISMS)
     code = "import sys, dpswd.private_curator.serving.server; assert not [n for n in sys.modules if 'published' in n]"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -50,7 +50,7 @@ def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_p
     charged = [float(re.findall(rf"{site}: epsilon (\S+) for a run of 3 steps", text.stdout)[0]) for site in ("a", "b")]
     assert all(1.8 < epsilon <= 2.0 for epsilon in charged)
     assert not (tmp_path / "no.safetensors").exists()
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"epsilon.png", "features-a.png", "features-b.png"}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"epsilon.png"}
     assert (tmp_path / "logs" / "steps.csv").exists()
     report = json.loads(invoke(*words, "--format", "json").stdout)
     assert report["dry_run"] is True

@@ -174,7 +174,7 @@ def test_a_plan_is_of_a_classifier_of_three_classes(source):
             where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0])
         with pytest.raises(InvalidValue, match="tells 2 classes apart; pseudo-labels needs 3 at least: take replay"):
             where.plan(PseudoLabels(), epsilon=1.0, extractor=source[0], classifier=nn.Linear(D, 2))
-        with pytest.raises(InvalidValue, match="use DomainAdaptation"):
+        with pytest.raises(InvalidValue, match="plan with extractor and classifier"):
             where.open(plan, source[0])
         assert where.curator.charges == []
 

@@ -146,9 +146,9 @@ class Reached(Federation):
     mocks: ClassVar[dict[str, MockCurator]] = {}
 
     @classmethod
-    def _reached(cls, addresses, *_):
-        found = {site: cls.mocks[site] for site in addresses if site in cls.mocks}
-        return found, {"east": CuratorUnavailable("nobody there")}
+    def _reached(cls, names, _):
+        mocks = {site: cls.mocks[site] for site in names if site in cls.mocks}
+        return mocks, {"east": CuratorUnavailable("nobody there")}
 
 
 def planned_alike(mocks: dict[str, MockCurator]) -> None:
