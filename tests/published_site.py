@@ -78,7 +78,11 @@ class Site:
             epsilon=epsilon,
             delta=1e-5,
             names=["localhost"],
-            groups={"compute": {"device": "cpu", "isolation": "in-process"}, "extractors": {"approval": approval}},
+            groups={
+                "clients": {"published_mechanisms": True},
+                "compute": {"device": "cpu", "isolation": "in-process"},
+                "extractors": {"approval": approval},
+            },
         )
         with self.home.open_ledger() as books:
             books.add_client(CLIENT, "ab" * 32)
