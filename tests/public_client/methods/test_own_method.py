@@ -123,7 +123,7 @@ def test_an_open_run_serves_a_loop_of_ones_own():
 
 def test_it_is_refused_where_it_is_not_offered_and_where_it_is_wrong():
     description = mock_description(records=200, record_shape=(D,), epsilon=20.0, delta=1e-5)
-    with pytest.raises(InvalidValue, match="not offer 'test-clipped-mean'; it offers quantiles, distributions"):
+    with pytest.raises(InvalidValue, match="not offer 'test-clipped-mean'; it offers quantiles, feature_sums"):
         Hospital(MockCurator(description)).plan(MatchMeans(), epsilon=1.0)
     there = curator()
     opened = model(there).fit(source(), progress=False).sites["curator"].run.run
