@@ -176,7 +176,7 @@ def test_what_is_offered_depends_on_labels():
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
     with pytest.raises(
         RequestInvalid,
-        match=r"'nothing'; this curator offers quantiles, distributions, feature_sums, rows, gradient, critic$",
+        match=r"'nothing'; this curator offers quantiles, feature_sums, rows, gradient, critic, distributions$",
     ):
         _run(("nothing", rows()[1]))
 
