@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+import torch
+from scipy import special
 
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.recalibration.curvature import Expected, Public, Values, contrasts, correcting
 
 WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
@@ -136,8 +139,7 @@ class Recalibration:
         for place, kind in enumerate(self._kinds):
             moved[kind] = float(sum(w for w, widths in zip(weights, self._widths(), strict=True) if widths[place]))
         beforehand = math.log(self._beforehand()[0])
-        rest = logs[1:]
-        other = float(np.log(np.exp(rest - rest.max()).sum()) + rest.max()) - math.log1p(-math.exp(beforehand))
+        other = float(special.logsumexp(logs[1:])) - math.log1p(-math.exp(beforehand))
         evidence = other - (float(logs[0]) - beforehand)
         deviation = math.sqrt(max(0.0, float(slope @ covariance @ slope)))
         return Posterior(now, moved, evidence, 0.5 * float(slope @ self._flat(now)), deviation)
@@ -190,25 +192,18 @@ class Recalibration:
 
     def _averaged(self, seen: _Seen) -> tuple[Values, Values, Values, Values]:
         """Mean (p,) and covariance (p, p) over the prior's widths, their weights and joint log-probabilities."""
-        priors = list(self._kinds.values())
-        through = [seen.rows @ prior for prior in priors]
-        squares = [each @ seen.rows.T for each in through]
-        logs, means, covariances = [], [], []
-        for widths in self._widths():
-            variances = [0.5 * width**2 for width in widths]
-            root = np.linalg.cholesky(seen.noise + _weighted(variances, squares))
-            own = np.linalg.solve(root, _weighted(variances, through))
-            left = np.linalg.solve(root, seen.values)
-            logs.append(-0.5 * float(left @ left) - float(np.log(np.diag(root)).sum()))
-            means.append(own.T @ left)
-            covariances.append(_weighted(variances, priors) - own.T @ own)
-        joint = np.array(logs) + np.log(self._beforehand())
-        weights = np.exp(joint - joint.max())
-        weights /= weights.sum()
-        mean = weights @ np.array(means)
-        away = np.array(means) - mean
-        covariance = _weighted(weights, covariances) + (away * weights[:, None]).T @ away
-        return mean, covariance, weights, joint
+        along = np.hstack(list(self._kinds.values()))
+        sizes = [columns.shape[1] for columns in self._kinds.values()]
+        rows, values, noise = (torch.from_numpy(each) for each in (seen.rows @ along, seen.values, seen.noise))
+        model = LinearModel(rows, values, sizes, noise=noise)
+        each = [model.under([math.sqrt(0.5) * width for width in widths]) for widths in self._widths()]
+        joint = np.array([float(one.log_evidence) for one in each]) + np.log(self._beforehand())
+        weights = special.softmax(joint)
+        means = np.stack([one.mean.numpy() for one in each])
+        mean = weights @ means
+        spread = np.tensordot(weights, np.stack([one.covariance.numpy() for one in each]), axes=1)
+        spread += ((means - mean) * weights[:, None]).T @ (means - mean)
+        return along @ mean, along @ spread @ along.T, weights, joint
 
     def _widths(self) -> list[tuple[float, ...]]:
         """The grid: first of all nothing."""
@@ -240,22 +235,19 @@ class Recalibration:
 
 
 def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
-    """(p, p) covariances of what may move, at width 1 on the coefficients of contrasts."""
+    """(p, q) directions of what may move, each by as much, at width 1 on the coefficients of contrasts."""
     biases, common, head = (np.zeros((others, columns)) for _ in range(3))
     biases[:, 0], head[:, 1:] = 1.0, 1.0
-    priors = {"biases": np.diag(biases.reshape(-1))}
+    unit = np.eye(others * columns)
+    kinds = {"biases": unit[:, biases.reshape(-1) > 0.0]}
     if slopes:
         common[:, 1 : 1 + others] = np.eye(others)
-        priors["slopes"] = np.outer(common.reshape(-1), common.reshape(-1))
+        kinds["slopes"] = common.reshape(-1, 1)
         if others == 1:
             head[:, 1] = 0.0
     if head.any():
-        priors["head"] = np.diag(head.reshape(-1))
-    return priors
-
-
-def _weighted(weights: Sequence[float] | Values, each: Sequence[Values]) -> Values:
-    return np.asarray(sum(weight * one for weight, one in zip(weights, each, strict=True)))
+        kinds["head"] = unit[:, head.reshape(-1) > 0.0]
+    return kinds
 
 
 def _mean(each: Sequence[Values]) -> Values:

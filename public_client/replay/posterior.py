@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay.class_frequencies import FrequencyModel
 from dpswd.public_client.replay.columns import MOST_COLUMNS, ColumnView, column_view, find_units
 from dpswd.public_client.replay.low_rank import LowRankView, find_low_rank, low_rank_view
-from dpswd.public_client.replay.prior_width import LinearModel
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import Evidence
 from dpswd.public_client.replay.views import CLASS_WIDTH, FeatureView, View, moved_features
@@ -86,8 +86,8 @@ class Posterior:
     def low_rank(self, identity: LowRankView | None) -> LowRankView:
         """The most probable mean move, map of low rank and noise along few directions."""
         chosen = self._shuffled[: _JUDGED // 2]
-        features, labels = self._extractor(self._source.images[chosen]), self._source.labels[chosen]
-        return find_low_rank(identity or low_rank_view(features), features, labels, self._residuals, self.ranks)
+        source = Labelled(self._extractor(self._source.images[chosen]), self._source.labels[chosen])
+        return find_low_rank(identity or low_rank_view(source.images), source, self._residuals, self.ranks)
 
     def loss(self, view: View, class_weights: Tensor, step: int, variance: float, generator: torch.Generator) -> Tensor:
         """One step's loss, a release alone standing for all of them.
@@ -156,7 +156,7 @@ class Posterior:
             slopes.append((at(middle + step) - at(middle - step)) / (2.0 * _DIFFERENCE))
         nn.utils.vector_to_parameters(middle, parameters)
         J = torch.stack(slopes, dim=1)
-        return 0.5 * float(torch.logdet(torch.eye(J.shape[1]).to(J) + J.T @ J))
+        return float(LinearModel(J, J[:, 0], (len(middle),)).under((1.0,)).volume)
 
     @torch.no_grad()
     def model(self, view: View, *, quick: bool = False) -> FrequencyModel:

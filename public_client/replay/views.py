@@ -293,7 +293,7 @@ class FeatureView(View):
     Attributes:
         log_gain: (d,), in units of its prior's width.
         bias: (d,), in units of its prior's width.
-        factors: (2,), the priors' widths over the usual ones; `prior_width` learns them from the releases.
+        factors: (2,), the priors' widths over the usual ones; `linear_evidence` learns them from the releases.
     """
 
     tunes_extractor = False

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
 from dpswd.public_client.replay.delivery import tune
-from dpswd.public_client.replay.prior_width import LinearModel
 from dpswd.public_client.replay.residuals import Residuals, weighted_coefficients
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
