@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpswd.public_client.linear_evidence import LinearModel, shortened
+from dpswd.public_client.linear_evidence import LinearModel, Normal, shortened
 from dpswd.public_client.published_methods.pseudo_label_sums import PseudoLabelSums
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -251,8 +250,7 @@ class _Fit:
             nats, chosen, doubt = self._likeliest(models, chosen, frequencies)
             deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
             found = models[chosen["misfit"]].under([max(t, _NEARLY_NOTHING) for t in deviations])
-            cost = self._cost(shifts, self.noise + chosen["misfit"] ** 2 * self.misfit, found.widths)
-            moved, won = shortened(cost, cost(shifts.mean), partial(torch.lerp, shifts.mean, found.mean), _SHARES)
+            moved, won = self._stepped(shifts, found, self.noise + chosen["misfit"] ** 2 * self.misfit)
             if moved is None and shifts.spread.any():  # what was linear around the last mean does not lead further
                 break
             mean = shifts.mean if moved is None else moved
@@ -289,16 +287,17 @@ class _Fit:
         best = likeliest(_AGAINST_MISFIT * models[0.0].values)
         return evidence(**best), best, likeliest(0.0)["misfit"]
 
-    def _cost(self, shifts: Shifts, noise: Tensor, deviations: Tensor) -> Callable[[Tensor], float]:
-        """Minus the logarithm of the posterior of values (P,), not linearised."""
+    def _stepped(self, shifts: Shifts, found: Normal, noise: Tensor) -> tuple[Tensor | None, float]:
+        """As far towards a round's mean (P,) as the model itself becomes likelier, and by how many nats."""
         root = torch.linalg.cholesky(noise)
 
         def cost(values: Tensor) -> float:
             left = self.observed.values - self.observed.rows @ self._expected(shifts, values)
             white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
-            return 0.5 * float(white.square().sum() + (values / deviations).square().sum())
+            return 0.5 * float(white.square().sum() + (values / found.widths).square().sum())
 
-        return cost
+        goal = found.mean
+        return shortened(cost, cost(shifts.mean), lambda share: shifts.mean.lerp(goal, share), _SHARES)
 
     def _weights(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
         weights = shifts.weights(values)[self.source.labels]
