@@ -201,6 +201,13 @@ class LinearModel:
         log_noise = self._log_noise + len(self._target) * torch.log(v)
         return Normal(each, root, explained, self._energy / v, log_noise)
 
+    def alone(self, group: int) -> LinearModel:
+        """The same with the parameters of one group alone."""
+        own = self._of_group == group
+        other = LinearModel(self._jacobian[:, own], self._target, (int(own.sum()),))
+        other._log_noise = self._log_noise
+        return other
+
     def explaining(self, target: Tensor) -> LinearModel:
         """The same slopes for another y (r,), in units of the noise."""
         other = copy.copy(self)

@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import reporting
@@ -23,18 +22,18 @@ from dpswd.public_client.methods.sliced_method import SlicedMethod
 from dpswd.public_client.methods.sliced_run import ComparedStep, sliced_run
 from dpswd.public_client.plans.measured import modality_of
 from dpswd.public_client.plans.recipe import not_counts
-from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay import fit
 from dpswd.public_client.replay.cross_fitting import MOST_STEPS
-from dpswd.public_client.replay.delivery import Delivered
+from dpswd.public_client.replay.delivery import deliver
+from dpswd.public_client.replay.posterior import VIEW_PASSES, VIEW_STEPS
 from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.tuning import record_passes
 from dpswd.public_client.replay.verdict import UNCHANGED, Fitted
-from dpswd.public_client.replay.views import View, image_view
 from dpswd.public_client.replay.weighted import most_updates
 from dpswd.public_client.training.drawing import draw_all
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
-from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _TUNED = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}
@@ -60,8 +59,8 @@ class Replay(SlicedMethod):
 
     def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
         """See `Method`: the fit of a view, and training by it; of features alone both are quick."""
-        tuning = delivery.record_passes(self.tuning_steps)
-        return fit.VIEW_PASSES + tuning if modality_of(record_shape) == "images" else 0
+        tuning = record_passes(self.tuning_steps)
+        return VIEW_PASSES + tuning if modality_of(record_shape) == "images" else 0
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
@@ -79,20 +78,22 @@ class Replay(SlicedMethod):
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`: the private steps come first, all training after them is post-processing."""
         extractor = copy.deepcopy(training.model.extractor).requires_grad_(False)
+        runs = {site.name: sliced_run(site) for site in group.live}
         for site in group.live:
             training.record(site, 0, math.nan)
 
         def drawn(site: Site) -> list[SlicedReply]:
             with reporting(f"private releases of {site.name}", site.plan.steps, shown=training.progress) as bar:
-                return draw_all(sliced_run(site), site.store, bar)
+                return draw_all(runs[site.name], site.store, bar)
 
         releases = group.each(drawn)
+        shares = group.shares(group.live)
         source = collect(training.source, most=fit.MOST_RECORDS // training.ranks.size).to(training.device)
         source = Labelled(training.ranks.gather(source.images), training.ranks.gather(source.labels))
         generator = torch.Generator().manual_seed(training.seed)
         fits: dict[str, Fitted] = {}
         for site in group.live:
-            run, own = sliced_run(site), releases[site.name]
+            run, own = runs[site.name], releases[site.name]
             assert run.feature_map is not None, "declared by `open_runs`"
             residuals = Residuals(
                 own,
@@ -101,8 +102,8 @@ class Replay(SlicedMethod):
                 batch=run.plan.batch_size,
                 sigma=run.sliced.sigma,
             )
-            title = f"fitting the view of {site.name}"
-            with reporting(title, fit.VIEW_STEPS, shown=training.progress) as bar:
+            declared = None if site.contract is None else site.contract.bounds(tuple(source.images.shape[1:]))
+            with reporting(f"fitting the view of {site.name}", VIEW_STEPS, shown=training.progress) as bar:
                 fitted = fit.find_view(
                     extractor,
                     source,
@@ -110,7 +111,8 @@ class Replay(SlicedMethod):
                     learning_rate=self.learning_rate,
                     generator=generator,
                     bar=bar,
-                    view=training.view or _view(site.contract, source.images),
+                    view=training.view,
+                    declared=declared,
                     ranks=training.ranks,
                 )
             fits[site.name] = fitted
@@ -123,32 +125,19 @@ class Replay(SlicedMethod):
         updates += MOST_STEPS * any(fitted.outcome not in UNCHANGED for fitted in fits.values())
         updates += most_updates(sum(fitted.class_draws is not None for fitted in fits.values()))
         with reporting(title, updates, shown=training.progress and updates > 0) as bar:
-            delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
-                training.model.extractor, training.model.classifier, fits, group.shares(group.live), source,
+            delivered = deliver(  # not the frozen copy: which parameters were trained is asked there
+                training.model.extractor, training.model.classifier, fits, shares, source,
                 steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar, ranks=training.ranks,
             )  # fmt: skip
             for site in group.live:
-                _install(site, delivered[site.name], training, fits[site.name].left)
+                given = delivered[site.name]
+                # All ranks computed the same, but for their processors.
+                training.ranks.synchronise(given.extractor, given.classifier)
+                site.model = Model(given.extractor, given.classifier)
+                site.outcome, site.plain, site.finding = given.outcome, given.plain, given.reason
+                tell = _log.warning if given.outcome in UNCHANGED else _log.info
+                tell("%s: %s; %s", site.name, given.outcome, given.reason)
+                site.steps = site.plan.steps
+                training.record(site, site.steps, fits[site.name].left)
             bar.tell(status(group))
         write_histories(group)
-
-
-def _view(contract: DataContract | None, images: Tensor) -> View | None:
-    """The view of images on the scale that the hospital declares; None for the ready one, on the source's own."""
-    bounds = None if contract is None else contract.bounds(tuple(images.shape[1:]))
-    if images.dim() != 4 or bounds is None:
-        return None
-    low, high = (torch.as_tensor(bound, dtype=images.dtype, device=images.device).reshape(-1) for bound in bounds)
-    return image_view(images, low, high)
-
-
-def _install(site: Site, delivered: Delivered, training: Training, left: float) -> None:
-    """Gives a site the model that the replay came to, and ends its course with what is left of the distance."""
-    # All ranks computed the same, but for their processors.
-    training.ranks.synchronise(delivered.extractor, delivered.classifier)
-    site.model = Model(delivered.extractor, delivered.classifier)
-    site.outcome, site.plain, site.finding = delivered.outcome, delivered.plain, delivered.reason
-    tell = _log.warning if delivered.outcome in UNCHANGED else _log.info
-    tell("%s: %s; %s", site.name, delivered.outcome, delivered.reason)
-    site.steps = site.plan.steps
-    training.record(site, site.steps, left)

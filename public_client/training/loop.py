@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.replay.posterior import cosine
 from dpswd.public_client.replay.views import View
 from dpswd.public_client.training.history import Average, HistoryPoint, detached, write_history
 from dpswd.public_client.training.logs import Recorder

@@ -18,7 +18,7 @@ from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit, low_rank
 from dpswd.public_client.replay.delivery import Delivered, deliver
 from dpswd.public_client.replay.low_rank import LowRankView, low_rank_view
-from dpswd.public_client.replay.posterior import Posterior
+from dpswd.public_client.replay.posterior import VIEW_STEPS, Posterior
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import CONVINCED, Fitted
 from dpswd.shared.core.errors import InvalidValue
@@ -63,7 +63,7 @@ def residuals_of(target: torch.Tensor, epsilon: float) -> Residuals:
 
 def fit_view(residuals: Residuals, view: LowRankView | None = None) -> Fitted:
     generator = torch.Generator().manual_seed(0)
-    with reporting("", fit.VIEW_STEPS, shown=False) as bar:
+    with reporting("", VIEW_STEPS, shown=False) as bar:
         return fit.find_view(
             nn.Identity(), SOURCE, residuals, learning_rate=RATE, generator=generator, bar=bar, view=view
         )
@@ -181,7 +181,7 @@ def test_features_of_few_dimensions_have_maps_of_no_higher_rank(ranks):
     residuals = released(target, images, epsilon=8.0, delta=1e-5, seed=bytes(32))
     view = low_rank_view(images)
     assert len(view.move) == ranks
-    for one in (view, low_rank.find_low_rank(view, images[:400], SOURCE.labels[:400], residuals, Ranks())):
+    for one in (view, low_rank.find_low_rank(view, Labelled(images[:400], SOURCE.labels[:400]), residuals, Ranks())):
         assert one(nn.Identity(), images[:5]).isfinite().all()
         assert max(one.out.shape[1], one.grain.shape[1]) <= ranks
 
@@ -193,7 +193,7 @@ def test_a_release_without_a_shift_makes_no_map_a_million_times_more_probable():
     residuals = residuals_of(vectors(400, 5).images, 1.0)
     source = Labelled(SOURCE.images[:500], SOURCE.labels[:500])
     posterior = Posterior(nn.Identity(), source, residuals, torch.Generator().manual_seed(0), Ranks())
-    view = low_rank.find_low_rank(identity, source.images, source.labels, residuals, Ranks())
+    view = low_rank.find_low_rank(identity, source, residuals, Ranks())
     gained = posterior.evidence(view).log_evidence - posterior.evidence(identity).log_evidence
     assert view.grain.shape[1] or view.out.shape[1]
     assert gained < CONVINCED
