@@ -131,17 +131,12 @@ def _nearest_to_zero(mean: Values, covariance: Values, shares: Values) -> npt.ND
     return np.argsort(at)[:_MOST_CUT]
 
 
-def _sampling(observed: Observed, reference: Reference) -> float:
-    """Variance of a mean's sampling noise, of the target and the source, in units of a record's."""
-    return 1.0 / observed.records + 1.0 / reference.records
-
-
 class _Likelihood:
     """The marginal likelihood at given widths, and the posterior mean of the channels' moves."""
 
     def __init__(self, observed: Observed, reference: Reference, deviations: Values) -> None:
         self._y, self._own, self._deviations = observed.moved, reference.own, deviations
-        self._by = _sampling(observed, reference)
+        self._by = 1.0 / observed.records + 1.0 / reference.records  # of a mean, in units of a record's variance
         self._base = self._by * reference.own + observed.noise**2
         classes = (reference.classes * np.sqrt(reference.shares)[:, None]).T
         self._shares = reference.shares
@@ -156,12 +151,12 @@ class _Likelihood:
         model = LinearModel(directions, y, (rank, len(self._shares)), noise=noise)
         explanations = []
         for w in frequencies:
-            found = model.under((math.sqrt(self._by + r**2), w))
-            evidence, coefficients = float(found.log_evidence), found.mean.numpy()
+            law = model.under((math.sqrt(self._by + r**2), w))
+            evidence, coefficients = float(law.log_evidence), law.mean.numpy()
             evidence -= 0.5 * len(y) * math.log(2.0 * math.pi)
             after = self._shares
             if w:
-                covariance = found.covariance.numpy()[:, rank:]
+                covariance = law.covariance.numpy()[:, rank:]
                 more, changes = self._cut(coefficients[rank:], covariance[rank:], w)
                 evidence += more
                 away = linalg.solve(covariance[rank:], changes - coefficients[rank:], assume_a="pos")
@@ -169,7 +164,7 @@ class _Likelihood:
                 after = np.maximum(after + np.sqrt(after) * changes, 0.0)
             rest = (self._y - self._directions @ coefficients) / diagonal
             along = self._directions[:, :rank] @ (coefficients[:rank] * (r**2 / (self._by + r**2)))
-            explanations.append(Explanation(evidence, free * rest + along, float(found.square) / len(y), after))
+            explanations.append(Explanation(evidence, free * rest + along, float(law.square) / len(y), after))
         return explanations
 
     def _cut(self, mean: Values, covariance: Values, w: float) -> tuple[float, Values]:

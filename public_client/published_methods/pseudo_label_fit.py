@@ -249,14 +249,12 @@ class _Fit:
             }
             nats, chosen, doubt = self._likeliest(models, chosen, frequencies)
             deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
-            found = models[chosen["misfit"]].under([max(t, _NEARLY_NOTHING) for t in deviations])
-            moved, won = self._stepped(shifts, found, self.noise + chosen["misfit"] ** 2 * self.misfit)
+            law = models[chosen["misfit"]].under([max(t, _NEARLY_NOTHING) for t in deviations])
+            moved, won = self._stepped(shifts, law, self.noise + chosen["misfit"] ** 2 * self.misfit)
             if moved is None and shifts.spread.any():  # what was linear around the last mean does not lead further
                 break
             mean = shifts.mean if moved is None else moved
-            shifts = Shifts(
-                mean, found.spread, *deviations, chosen["misfit"], doubt, nats - self.nothing, shifts.classes
-            )
+            shifts = Shifts(mean, law.spread, *deviations, chosen["misfit"], doubt, nats - self.nothing, shifts.classes)
             if won < _SETTLED:
                 break
         return shifts
@@ -287,16 +285,16 @@ class _Fit:
         best = likeliest(_AGAINST_MISFIT * models[0.0].values)
         return evidence(**best), best, likeliest(0.0)["misfit"]
 
-    def _stepped(self, shifts: Shifts, found: Normal, noise: Tensor) -> tuple[Tensor | None, float]:
+    def _stepped(self, shifts: Shifts, law: Normal, noise: Tensor) -> tuple[Tensor | None, float]:
         """As far towards a round's mean (P,) as the model itself becomes likelier, and by how many nats."""
         root = torch.linalg.cholesky(noise)
 
         def cost(values: Tensor) -> float:
             left = self.observed.values - self.observed.rows @ self._expected(shifts, values)
             white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
-            return 0.5 * float(white.square().sum() + (values / found.widths).square().sum())
+            return 0.5 * float(white.square().sum() + (values / law.widths).square().sum())
 
-        goal = found.mean
+        goal = law.mean
         return shortened(cost, cost(shifts.mean), lambda share: shifts.mean.lerp(goal, share), _SHARES)
 
     def _weights(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:

@@ -115,16 +115,16 @@ def test_the_price_of_parameters_is_that_of_the_marginal_likelihood():
     y = J @ truth + torch.randn(60, generator=generator).double()
     model, widths = LinearModel(J, y, (5, 3)), torch.tensor([0.7, 0.4]).double()
     scales = torch.tensor([0.7] * 5 + [0.4] * 3).double()
-    found = model.under(widths)
-    mode = found.mean
-    at_mode = -0.5 * (y - J @ mode).square().sum() - 0.5 * (mode / scales).square().sum() - found.volume
+    law = model.under(widths)
+    mode = law.mean
+    at_mode = -0.5 * (y - J @ mode).square().sum() - 0.5 * (mode / scales).square().sum() - law.volume
     covariance = torch.eye(60).double() + (J * scales**2) @ J.T
     normal = torch.distributions.MultivariateNormal(torch.zeros(60).double(), covariance)
     assert float(at_mode) == pytest.approx(float(normal.log_prob(y)) + 30.0 * math.log(2.0 * math.pi), rel=1e-9)
-    assert float(found.log_evidence) == pytest.approx(float(at_mode), rel=1e-9)
-    assert float(found.square) == pytest.approx(float(y @ torch.linalg.solve(covariance, y)), rel=1e-9)
-    torch.testing.assert_close(found.covariance, torch.linalg.inv(J.T @ J + torch.diag(1.0 / scales**2)))
-    torch.testing.assert_close(found.spread @ found.spread.T, found.covariance)
+    assert float(law.log_evidence) == pytest.approx(float(at_mode), rel=1e-9)
+    assert float(law.square) == pytest.approx(float(y @ torch.linalg.solve(covariance, y)), rel=1e-9)
+    torch.testing.assert_close(law.covariance, torch.linalg.inv(J.T @ J + torch.diag(1.0 / scales**2)))
+    torch.testing.assert_close(law.spread @ law.spread.T, law.covariance)
     for _ in range(100):
         widths = model.better_factors(widths, model.under(widths).mean).clamp(min=1e-3)
     best = model.under(widths).log_evidence - 10.0 * widths.sum()
@@ -141,12 +141,12 @@ def test_a_known_noise_is_whitened_and_pays_for_its_volume():
     scales = torch.tensor([0.5, 0.5, 0.0, 0.0]).double()
     for noise in (root @ root.T, root.square().sum(dim=1)):
         whole = noise if noise.dim() == 2 else torch.diag(noise)
-        found = LinearModel(J, y, (2, 2), noise=noise).under((0.5, 0.0))
+        law = LinearModel(J, y, (2, 2), noise=noise).under((0.5, 0.0))
         covariance = whole + (J * scales**2) @ J.T
         normal = torch.distributions.MultivariateNormal(torch.zeros(9).double(), covariance)
         expected = float(normal.log_prob(y)) + 4.5 * math.log(2.0 * math.pi)
-        assert float(found.log_evidence) == pytest.approx(expected, rel=1e-9)
-        torch.testing.assert_close(found.mean, scales**2 * (J.T @ torch.linalg.solve(covariance, y)))
+        assert float(law.log_evidence) == pytest.approx(expected, rel=1e-9)
+        torch.testing.assert_close(law.mean, scales**2 * (J.T @ torch.linalg.solve(covariance, y)))
 
 
 @pytest.mark.long
