@@ -3,14 +3,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from made_release import SEED, on_grid, residuals_of
+from made_release import residuals_of
 from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
-from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit as replay
@@ -24,8 +22,6 @@ from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import FeatureView, ImageView, background_of, view_for
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
-from dpswd.shared.core.mechanisms.sliced import SlicedReply
-from dpswd.shared.core.noise.directions import directions
 
 
 def fitted(source: Labelled, residuals: Residuals, extractor: nn.Module | None = None, rate: float = 0.03) -> Fitted:
@@ -123,20 +119,6 @@ def test_many_starts_lead_to_a_large_turn():
     result = fitted(Labelled(images, torch.zeros(400, dtype=torch.int64)), residuals, nn.Flatten())
     assert isinstance(result.view, ImageView)
     torch.testing.assert_close(result.view.warp.theta.detach(), hidden.warp.theta, rtol=0.0, atol=0.12)
-
-
-def test_rows_are_turned_into_coefficients():
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randn(2000, 5, generator=generator)
-    feature_map = map_from_source(source, target_norm=0.25)
-    rows = (feature_map.clipped(source) @ directions(SEED, 5, 30)).numpy()
-    rows = rows + np.random.default_rng(0).normal(scale=0.1, size=rows.shape)
-    release = SlicedReply(SEED, on_grid(rows, 0.1))
-    residuals = Residuals([release], like=source, feature_map=feature_map, batch=2000, sigma=0.1, row_coefficients=3)
-    same = residuals.of(source, torch.ones(2000), 0).square().mean()
-    moved = residuals.of(source + 0.3, torch.ones(2000), 0).square().mean()
-    assert residuals.values == 90
-    assert float(same) < 4.0 < float(moved)  # both sides carry noise, so about 2 without a shift
 
 
 def test_tuning_a_feature_view_leaves_the_extractor_alone():
