@@ -133,7 +133,7 @@ def test_the_price_of_parameters_is_that_of_the_marginal_likelihood():
         assert model.under(other).log_evidence - 10.0 * other.sum() < best
 
 
-def test_a_known_noise_is_whitened_and_pays_for_its_volume():
+def test_noise_of_a_given_covariance_is_whitened_and_pays_for_its_volume():
     """Dense and diagonal, a prior of width 0 among them: against the density of the whole covariance."""
     generator = torch.Generator().manual_seed(1)
     J, y = torch.randn(9, 4, generator=generator).double(), torch.randn(9, generator=generator).double()
