@@ -22,6 +22,7 @@ from benchmarks.vectors import RATE, source_trained, standardised_table, tuned
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.missing_columns import TableView
+from dpswd.public_client.replay.posterior import VIEW_STEPS
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import View
 
@@ -109,7 +110,7 @@ def _measured(source: Hospital, count: int, epsilon: float, seed: int) -> dict[s
             return auc(decision(classifier(extractor(patients))), task.target.labels)
 
     def fit_view(view: View | None) -> Fitted:
-        with reporting("", replay.VIEW_STEPS, shown=False) as bar:
+        with reporting("", VIEW_STEPS, shown=False) as bar:
             return replay.find_view(
                 extractor, data, residuals,
                 learning_rate=RATE, generator=torch.Generator().manual_seed(seed), bar=bar, view=view,

@@ -17,6 +17,7 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.delivery import Delivered, deliver
+from dpswd.public_client.replay.posterior import VIEW_STEPS
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.shared.accounting.calibration import calibrate_sigma
@@ -97,7 +98,7 @@ def fitted(
     drawn = bytes([seed, *range(31)])
     residuals = released(seen, features, epsilon=epsilon, delta=delta, seed=drawn, records=records)
     generator = torch.Generator().manual_seed(seed)
-    with reporting("", replay.VIEW_STEPS, shown=False) as bar:
+    with reporting("", VIEW_STEPS, shown=False) as bar:
         return replay.find_view(extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
 
 

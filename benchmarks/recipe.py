@@ -35,7 +35,7 @@ from dpswd.public_client.experiments.file import read_experiment
 from dpswd.public_client.experiments.start import SourceModel, train_source_model
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
-from dpswd.public_client.replay.delivery import tune
+from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import SEARCH, VARIATION, ImageView, view_for
 

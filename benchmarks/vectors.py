@@ -23,8 +23,9 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit as replay
-from dpswd.public_client.replay.delivery import tune
 from dpswd.public_client.replay.missing_columns import TableView
+from dpswd.public_client.replay.posterior import VIEW_STEPS
+from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.views import FeatureView, View
 from dpswd.public_client.testing.local_hospital import LocalHospital
 
@@ -209,7 +210,7 @@ def _here(
         seen, features = extractor(torch.from_numpy(target.records)), extractor(source.images)
     residuals = released(seen, features, epsilon=epsilon, delta=delta)
     generator = torch.Generator().manual_seed(seed)
-    with reporting("", replay.VIEW_STEPS, shown=False) as bar:
+    with reporting("", VIEW_STEPS, shown=False) as bar:
         fitted = replay.find_view(
             extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar, view=view
         )

@@ -23,6 +23,7 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit, priors
 from dpswd.public_client.replay.cross_fitting import OutOfFold
+from dpswd.public_client.replay.posterior import VIEW_STEPS
 from dpswd.public_client.replay.verdict import Fitted
 
 NUMBERS = (150, 500, 1000, 4000, 10_000)
@@ -129,7 +130,7 @@ def judged(cell: Cell, origin: Origin, target: Labelled) -> dict[str, Any]:
         seen = origin.extractor(target.images)
     noise = secrets.token_bytes(32)
     residuals = released(seen, features, epsilon=cell.epsilon, delta=DELTAS[origin.kind], seed=noise)
-    with reporting("", fit.VIEW_STEPS, shown=False) as bar:
+    with reporting("", VIEW_STEPS, shown=False) as bar:
         fitted = fit.find_view(origin.extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
     given = delivered(origin.extractor, origin.classifier, fitted, source, seed=cell.seed, generator=generator)
     before = _accuracy(origin.extractor, origin.classifier, target)

@@ -38,7 +38,9 @@ from benchmarks.vectors import Domain, source_trained
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
-from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay import fit
+from dpswd.public_client.replay.posterior import VIEW_STEPS
+from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.views import FeatureView, View, view_for
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_low_rank.json"
@@ -147,7 +149,7 @@ def run(cell: Cell, origin: Origin) -> dict[str, Any]:
 
     def adapted(view: View | None) -> tuple[float, str, str]:
         draws = torch.Generator().manual_seed(cell.seed)
-        with reporting("", fit.VIEW_STEPS, shown=False) as bar:
+        with reporting("", VIEW_STEPS, shown=False) as bar:
             fitted = fit.find_view(
                 origin.extractor, origin.source, residuals, learning_rate=RATE, generator=draws, bar=bar, view=view
             )
@@ -186,9 +188,7 @@ def _exact(origin: Origin, features: Tensor, seen: Tensor, labels: Tensor, seed:
     data, still = Labelled(moved, origin.source.labels), FeatureView(torch.ones_like(moved[0]))
     steps, generator = Replay().tuning_steps, torch.Generator().manual_seed(seed)
     with reporting("", steps, shown=False) as bar:
-        _, classifier = delivery.tune(
-            nn.Identity(), origin.classifier, still, data, steps=steps, generator=generator, bar=bar
-        )
+        _, classifier = tune(nn.Identity(), origin.classifier, still, data, steps=steps, generator=generator, bar=bar)
     with torch.no_grad():
         return _percent(classifier(seen), labels)
 

@@ -28,6 +28,7 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.replay import fit
 from dpswd.public_client.replay.cross_fitting import CrossFit, OutOfFold
+from dpswd.public_client.replay.posterior import VIEW_STEPS
 from dpswd.public_client.replay.priors import SHARES, frequency_gains, prior_weights
 
 RESULTS = Path(__file__).parents[1] / "results" / "shifts_stand_ins.jsonl"
@@ -92,7 +93,7 @@ def release(origin: Origin, out_of_fold: OutOfFold, row: dict[str, Any]) -> dict
     target = pool.part(order)
     features, seen = origin.extractor(source.images), origin.extractor(target.images)
     residuals = released(seen, features[: Replay().source_records], epsilon=row["epsilon"], delta=DELTAS[origin.kind])
-    with torch.enable_grad(), reporting("", fit.VIEW_STEPS, shown=False) as bar:
+    with torch.enable_grad(), reporting("", VIEW_STEPS, shown=False) as bar:
         fitted = fit.find_view(origin.extractor, source, residuals, learning_rate=RATE, generator=generator, bar=bar)
     said: dict[str, Any] = {"n": len(target), "outcome": fitted.outcome, "parts": []}
     if fitted.class_draws is None:

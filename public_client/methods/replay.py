@@ -12,28 +12,27 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.measured import modality_of
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
-from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay import fit
 from dpswd.public_client.replay.cross_fitting import MOST_STEPS
-from dpswd.public_client.replay.delivery import Delivered
+from dpswd.public_client.replay.delivery import deliver
+from dpswd.public_client.replay.posterior import VIEW_PASSES, VIEW_STEPS
 from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.tuning import record_passes
 from dpswd.public_client.replay.verdict import UNCHANGED, Fitted
-from dpswd.public_client.replay.views import View, image_view
 from dpswd.public_client.replay.weighted import most_updates
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import Release
-from dpswd.public_client.training.sites import Group, Model, Site
+from dpswd.public_client.training.sites import Group, Model
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
-from dpswd.shared.protocol.contract import DataContract
 
 _TUNED = {"images": "all weights", "sequences": "the classifier", "vectors": "the classifier"}
 
@@ -83,8 +82,8 @@ class Replay(Method):
 
     def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
         """See `Method`: the fit of a view, and training by it; of features alone both are quick."""
-        tuning = delivery.record_passes(self.tuning_steps)
-        return fit.VIEW_PASSES + tuning if modality_of(record_shape) == "images" else 0
+        tuning = record_passes(self.tuning_steps)
+        return VIEW_PASSES + tuning if modality_of(record_shape) == "images" else 0
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
@@ -111,17 +110,17 @@ class Replay(Method):
         generator = torch.Generator().manual_seed(training.seed)
         fits: dict[str, Fitted] = {}
         for site in group.live:
-            declared: SlicedDeclaration = site.run.declared
-            assert declared.feature_map is not None, "declared by `begin`"
+            sliced: SlicedDeclaration = site.run.declared
+            assert sliced.feature_map is not None, "declared by `begin`"
             residuals = Residuals(
                 releases[site.name],
                 like=training.features,
-                feature_map=declared.feature_map.to(training.device),
+                feature_map=sliced.feature_map.to(training.device),
                 batch=site.plan.batch_size,
-                sigma=declared.sigma,
+                sigma=sliced.sigma,
             )
-            title = f"fitting the view of {site.name}"
-            with reporting(title, fit.VIEW_STEPS, shown=training.progress) as bar:
+            declared = None if site.contract is None else site.contract.bounds(tuple(source.images.shape[1:]))
+            with reporting(f"fitting the view of {site.name}", VIEW_STEPS, shown=training.progress) as bar:
                 fitted = fit.find_view(
                     extractor,
                     source,
@@ -129,7 +128,8 @@ class Replay(Method):
                     learning_rate=self.learning_rate,
                     generator=generator,
                     bar=bar,
-                    view=training.view or _view(site.contract, source.images),
+                    view=training.view,
+                    declared=declared,
                     ranks=training.ranks,
                 )
             fits[site.name] = fitted
@@ -138,28 +138,16 @@ class Replay(Method):
         updates += MOST_STEPS * any(fitted.outcome not in UNCHANGED for fitted in fits.values())
         updates += most_updates(sum(fitted.class_draws is not None for fitted in fits.values()))
         with reporting(title, updates, shown=training.progress and updates > 0) as bar:
-            delivered = delivery.deliver(  # not the frozen copy: which parameters were trained is asked there
+            delivered = deliver(  # not the frozen copy: which parameters were trained is asked there
                 training.model.extractor, training.model.classifier, fits, group.shares(group.live), source,
                 steps=self.tuning_steps, seed=training.seed, generator=generator, bar=bar, ranks=training.ranks,
             )  # fmt: skip
             for site in group.live:
-                _install(site, delivered[site.name], training, fits[site.name].left)
+                given = delivered[site.name]
+                # All ranks computed the same, but for their processors.
+                training.ranks.synchronise(given.extractor, given.classifier)
+                site.outcome, site.plain = given.outcome, given.plain
+                model = Model(given.extractor, given.classifier)
+                training.deliver(site, model, given.reason, distance=fits[site.name].left)
             bar.tell(status(group))
         write_histories(group)
-
-
-def _view(contract: DataContract | None, images: Tensor) -> View | None:
-    """The view of images on the scale that the hospital declares; None for the ready one, on the source's own."""
-    bounds = None if contract is None else contract.bounds(tuple(images.shape[1:]))
-    if images.dim() != 4 or bounds is None:
-        return None
-    low, high = (torch.as_tensor(bound, dtype=images.dtype, device=images.device).reshape(-1) for bound in bounds)
-    return image_view(images, low, high)
-
-
-def _install(site: Site, delivered: Delivered, training: Training, left: float) -> None:
-    """Gives a site the model that the replay came to, and ends its course with what is left of the distance."""
-    # All ranks computed the same, but for their processors.
-    training.ranks.synchronise(delivered.extractor, delivered.classifier)
-    site.outcome, site.plain = delivered.outcome, delivered.plain
-    training.deliver(site, Model(delivered.extractor, delivered.classifier), delivered.reason, distance=left)

@@ -6,21 +6,22 @@ of frequencies, N(0, w^2 p) each, cut to those that add up to 1 and are not nega
 moves of channels by negative ones. *Channels* add a move of each channel, N(0, t^2) for means and N(0, (k t)^2)
 for deviations, and moves along the directions in which the source's records differ from each other, of covariance
 r^2 S. The widths w, t, k and r are averaged over a small grid by the same likelihood (Berger 1985, Statistical Decision
-Theory and Bayesian Analysis, section 3.5). A covariance is diagonal but for few directions, so that Woodbury's identity
-makes it cheap in thousands of channels.
+Theory and Bayesian Analysis, section 3.5), which is cheap in thousands of channels, as the noise is diagonal.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import linalg, special
 
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.normalisation.reference import Reference, Values
 
 _MOVES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -73,18 +74,14 @@ def explained(observed: Observed, reference: Reference, deviations: Values) -> d
         reference: the source's moments, of the same statistics.
         deviations: (d,) 1 for deviations, 0 for means.
     """
-    likelihood = _Likelihood(observed, reference, deviations)
-    frequencies = (0.0, *_FREQUENCIES)
-    still = [likelihood.at(0.0, 1.0, 0.0, w) for w in frequencies]
-    moving = {
-        w: [likelihood.at(t, k, r, w) for t, k, r in itertools.product(_MOVES, _DEVIATIONS, _ALONG)]
-        for w in frequencies
-    }
+    likelihood, widths = _Likelihood(observed, reference, deviations), (0.0, *_FREQUENCIES)
+    still = likelihood.at(0.0, 1.0, 0.0, widths)
+    moving = [likelihood.at(t, k, r, widths) for t, k, r in itertools.product(_MOVES, _DEVIATIONS, _ALONG)]
     return {
         AS_IT_IS: _averaged(still[:1]),
         FREQUENCIES: _averaged(still[1:]),
-        CHANNELS: _averaged(moving[0.0]),
-        BOTH: _averaged([one for w in _FREQUENCIES for one in moving[w]]),
+        CHANNELS: _averaged([one[0] for one in moving]),
+        BOTH: _averaged([one for own in zip(*moving, strict=True) for one in own][len(moving) :]),
     }
 
 
@@ -134,60 +131,41 @@ def _nearest_to_zero(mean: Values, covariance: Values, shares: Values) -> npt.ND
     return np.argsort(at)[:_MOST_CUT]
 
 
-def _sampling(observed: Observed, reference: Reference) -> float:
-    """Variance of a mean's sampling noise, of the target and the source, in units of a record's."""
-    return 1.0 / observed.records + 1.0 / reference.records
-
-
 class _Likelihood:
     """The marginal likelihood at given widths, and the posterior mean of the channels' moves."""
 
     def __init__(self, observed: Observed, reference: Reference, deviations: Values) -> None:
         self._y, self._own, self._deviations = observed.moved, reference.own, deviations
-        self._by = _sampling(observed, reference)
+        self._by = 1.0 / observed.records + 1.0 / reference.records  # of a mean, in units of a record's variance
         self._base = self._by * reference.own + observed.noise**2
         classes = (reference.classes * np.sqrt(reference.shares)[:, None]).T
         self._shares = reference.shares
         self._rank = reference.along.shape[1]
         self._directions = np.concatenate([reference.along, classes], axis=1)
-        self._cached: tuple[tuple[float, float, float], tuple[Values, Values, Values]] | None = None
 
-    def _reduced(self, t: float, k: float, r: float) -> tuple[Values, Values, Values]:
-        """The diagonal's free part, and the directions' products by the inverse diagonal; kept for other w."""
-        if self._cached is None or self._cached[0] != (t, k, r):
-            free = (t * np.where(self._deviations > 0.0, k, 1.0)) ** 2 + r**2 * self._own
-            weighted = self._directions / (self._base + free)[:, None]
-            self._cached = (t, k, r), (free, self._directions.T @ weighted, weighted.T @ self._y)
-        return self._cached[1]
-
-    def at(self, t: float, k: float, r: float, w: float) -> Explanation:
-        """See the file."""
-        y, rank = self._y, self._rank
-        free, products, pulls = self._reduced(t, k, r)
-        diagonal = self._base + free
-        used = slice(None) if w else slice(rank)
-        widths = np.full(self._directions.shape[1], self._by + r**2)
-        widths[rank:] = w**2
-        widths = widths[used]
-        precision = np.diag(1.0 / widths) + products[used, used]
-        root = linalg.cholesky(precision, lower=True)
-        half = linalg.solve_triangular(root, pulls[used], lower=True)
-        square = float(y @ (y / diagonal) - half @ half)
-        log_determinant = float(np.log(diagonal).sum() + 2.0 * np.log(np.diag(root)).sum() + np.log(widths).sum())
-        evidence = -0.5 * (square + log_determinant + len(y) * math.log(2.0 * math.pi))
-        coefficients = linalg.cho_solve((root, True), pulls[used])
-        frequencies = self._shares
-        if w:
-            more, changes = self._cut(
-                coefficients[rank:], linalg.cho_solve((root, True), np.eye(len(widths)))[rank:, rank:], w
-            )
-            evidence += more
-            beside = pulls[:rank] - precision[:rank, rank:] @ changes
-            coefficients = np.append(linalg.solve(precision[:rank, :rank], beside, assume_a="pos"), changes)
-            frequencies = np.maximum(frequencies + np.sqrt(frequencies) * changes, 0.0)
-        rest = (y - self._directions[:, used] @ coefficients) / diagonal
-        along = self._directions[:, :rank] @ (coefficients[:rank] * (r**2 / widths[:rank]))
-        return Explanation(evidence, free * rest + along, square / len(y), frequencies)
+    def at(self, t: float, k: float, r: float, frequencies: Sequence[float]) -> list[Explanation]:
+        """See the file; for each width w of frequencies."""
+        free = (t * np.where(self._deviations > 0.0, k, 1.0)) ** 2 + r**2 * self._own
+        rank, diagonal = self._rank, self._base + free
+        directions, y, noise = (torch.from_numpy(each) for each in (self._directions, self._y, diagonal))
+        model = LinearModel(directions, y, (rank, len(self._shares)), noise=noise)
+        explanations = []
+        for w in frequencies:
+            law = model.under((math.sqrt(self._by + r**2), w))
+            evidence, coefficients = float(law.log_evidence), law.mean.numpy()
+            evidence -= 0.5 * len(y) * math.log(2.0 * math.pi)
+            after = self._shares
+            if w:
+                covariance = law.covariance.numpy()[:, rank:]
+                more, changes = self._cut(coefficients[rank:], covariance[rank:], w)
+                evidence += more
+                away = linalg.solve(covariance[rank:], changes - coefficients[rank:], assume_a="pos")
+                coefficients = coefficients + covariance @ away
+                after = np.maximum(after + np.sqrt(after) * changes, 0.0)
+            rest = (self._y - self._directions @ coefficients) / diagonal
+            along = self._directions[:, :rank] @ (coefficients[:rank] * (r**2 / (self._by + r**2)))
+            explanations.append(Explanation(evidence, free * rest + along, float(law.square) / len(y), after))
+        return explanations
 
     def _cut(self, mean: Values, covariance: Values, w: float) -> tuple[float, Values]:
         """Nats of that frequencies add up to 1 and none is negative, and the changes' mean under that."""
@@ -203,10 +181,10 @@ class _Likelihood:
 def _averaged(grid: list[Explanation]) -> Explanation:
     """Over widths that are equally probable beforehand."""
     evidences = np.array([one.evidence for one in grid])
-    weights = np.exp(evidences - evidences.max())
-    move = sum(weight * one.move for weight, one in zip(weights / weights.sum(), grid, strict=True))
-    frequencies = sum(weight * one.frequencies for weight, one in zip(weights / weights.sum(), grid, strict=True))
-    left = grid[int(evidences.argmax())].left
+    weights = special.softmax(evidences)
     return Explanation(
-        float(evidences.max() + math.log(weights.mean())), np.asarray(move), left, np.asarray(frequencies)
+        float(special.logsumexp(evidences)) - math.log(len(grid)),
+        weights @ np.stack([one.move for one in grid]),
+        grid[int(evidences.argmax())].left,
+        weights @ np.stack([one.frequencies for one in grid]),
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpswd.public_client.data.progress import reporting
-from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.replay.posterior import cosine
 from dpswd.public_client.training.history import Average, detached
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.run import DrawnStep, Release, Reply

@@ -32,7 +32,7 @@ from dpswd.public_client.published_methods.labelled_transport import (
     moved,
     require_solver,
 )
-from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.replay.posterior import cosine
 from dpswd.public_client.training.loop import Training, write_histories
 from dpswd.public_client.training.sites import Group, Model
 from dpswd.shared.core.errors import InvalidValue

@@ -11,21 +11,23 @@ and the evidence chooses (empirical Bayes; MacKay 1992).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dpswd.public_client.linear_evidence import LinearModel, Normal, shortened
 from dpswd.public_client.published_methods.pseudo_label_sums import PseudoLabelSums
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _ROUNDS = 12  # at most
 _SETTLED = 2.0  # nats, below which another round is not worth its time
-_SMALLEST_STEP = 1.0 / 64.0  # of a round's
+_SHARES = tuple(0.5**times for times in range(7))  # of a round's step, until it gains
 _STEP = 0.05  # of the differences that take the place of derivatives, in units of a source record's mean norm
 _PRIORS = {
     "common": (0.0, 0.05, 0.1, 0.2, 0.4),
@@ -44,7 +46,6 @@ each move changes sums of its own, just as a misfit would, so that evidence hard
 is what is expected."""
 _RIVAL = 20.0  # nats, by which other frequencies may be less likely and still be what happened
 _NEARLY_NOTHING = 1e-6  # a prior deviation of 0, where it is divided by
-_JITTER = 1e-9
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Shifts:
 
     Attributes:
         mean: (P,), P = r + r + C r + C: what all classes share, gains, each class's own, log-weights of frequencies.
-        covariance: of these.
+        spread: (P, P), of standard normal numbers that are added to it: a root of the covariance.
         common, gains, own, frequencies, misfit: t0, tg, t1, tw and kappa.
         doubt: the misfit of most evidence, were all as likely beforehand; moves of classes may look like it.
         evidence: nats that they gain over the source as it is; 0 where nothing has changed.
@@ -150,7 +151,7 @@ class Shifts:
     """
 
     mean: Tensor
-    covariance: Tensor
+    spread: Tensor
     common: float
     gains: float
     own: float
@@ -185,10 +186,7 @@ class Shifts:
 
     def drawn(self, generator: torch.Generator) -> Tensor:
         """Values (P,) from the posterior."""
-        spread, axes = torch.linalg.eigh(self.covariance)
-        normal = torch.randn(len(spread), generator=generator, dtype=torch.float64)
-        values: Tensor = self.mean + axes @ (spread.clamp(min=0.0).sqrt() * normal)
-        return values
+        return self.mean + self.spread @ torch.randn(len(self.mean), generator=generator, dtype=torch.float64)
 
 
 def spread(source: Source) -> Tensor:
@@ -235,7 +233,9 @@ class _Fit:
         chance = torch.cov(still.T) * (1.0 / observed.records + 1.0 / len(still))
         self.noise = noise + observed.rows @ chance @ observed.rows.T
         self.misfit = float(still.var(dim=0).mean()) * observed.rows @ observed.rows.T
-        self.nothing = _log_likelihood(self.noise, observed.values - observed.rows @ still.mean(dim=0))
+        left = observed.values - observed.rows @ still.mean(dim=0)
+        alone = LinearModel(observed.rows[:, :1], left, (1,), noise=self.noise)
+        self.nothing = float(alone.under((0.0,)).log_evidence)
 
     def settled(self, frequencies: float) -> Shifts:
         """Rounds of Gauss-Newton, each with the hyperparameters that have the most evidence there (MacKay 1992)."""
@@ -243,41 +243,35 @@ class _Fit:
         for _ in range(_ROUNDS):
             offset, slopes = self._linearised(shifts)
             left = self.observed.values - offset
-            kinds = [part @ part.T for part in slopes.split_with_sizes(shifts.kinds, dim=1)]
-            nats, chosen, doubt = self._likeliest(kinds, left, chosen, frequencies)
+            models = {
+                kappa: LinearModel(slopes, left, shifts.kinds, noise=self.noise + kappa**2 * self.misfit)
+                for kappa in _PRIORS["misfit"]
+            }
+            nats, chosen, doubt = self._likeliest(models, chosen, frequencies)
             deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
-            each = zip(shifts.kinds, deviations, strict=True)
-            prior = torch.cat([torch.full((n,), max(t, _NEARLY_NOTHING) ** 2, dtype=torch.float64) for n, t in each])
-            noise = self.noise + chosen["misfit"] ** 2 * self.misfit
-            weighed = slopes * prior  # (q, P)
-            gain = torch.linalg.solve(noise + weighed @ slopes.T, weighed)
-            mean, won = self._stepped(shifts, gain.T @ left, noise, prior)
-            if won == 0.0 and shifts.covariance.any():  # what was linear around the last mean does not lead further
+            law = models[chosen["misfit"]].under([max(t, _NEARLY_NOTHING) for t in deviations])
+            moved, won = self._stepped(shifts, law, self.noise + chosen["misfit"] ** 2 * self.misfit)
+            if moved is None and shifts.spread.any():  # what was linear around the last mean does not lead further
                 break
-            covariance = torch.diag(prior) - weighed.T @ gain
-            shifts = Shifts(mean, covariance, *deviations, chosen["misfit"], doubt, nats - self.nothing, shifts.classes)
+            mean = shifts.mean if moved is None else moved
+            shifts = Shifts(mean, law.spread, *deviations, chosen["misfit"], doubt, nats - self.nothing, shifts.classes)
             if won < _SETTLED:
                 break
         return shifts
 
+    @staticmethod
     def _likeliest(
-        self, kinds: Sequence[Tensor], left: Tensor, chosen: dict[str, float], frequencies: float
+        models: Mapping[float, LinearModel], chosen: dict[str, float], frequencies: float
     ) -> tuple[float, dict[str, float], float]:
-        """Evidence of a linear model, and the likeliest hyperparameters: one after the other, until none changes.
+        """Evidence of linear models by their misfit, and the likeliest hyperparameters: by turns, until none changes.
 
         Returns:
             The evidence, the hyperparameters, and the misfit of the most evidence, whatever misfits are beforehand.
         """
-        shared, gained, own, frequent = kinds
-        fixed = self.noise + frequencies**2 * frequent
-        seen: dict[tuple[float, ...], float] = {}
 
-        def evidence(tried: dict[str, float]) -> float:
-            key = tuple(tried.values())
-            if key not in seen:
-                more = zip((tried[name] for name in _PRIORS), (shared, gained, own, self.misfit), strict=True)
-                seen[key] = _log_likelihood(fixed + sum(t**2 * part for t, part in more), left)
-            return seen[key]
+        @functools.cache
+        def evidence(common: float, gains: float, own: float, misfit: float) -> float:
+            return float(models[misfit].under((common, gains, own, frequencies)).log_evidence)
 
         def likeliest(beforehand: float) -> dict[str, float]:
             best, before = chosen, None
@@ -285,28 +279,23 @@ class _Fit:
                 before = best
                 for name, values in _PRIORS.items():
                     tried = [{**best, name: value} for value in values]
-                    best = max(tried, key=lambda each: evidence(each) - beforehand * each["misfit"])
+                    best = max(tried, key=lambda each: evidence(**each) - beforehand * each["misfit"])
             return best
 
-        best = likeliest(_AGAINST_MISFIT * len(left))
-        return evidence(best), best, likeliest(0.0)["misfit"]
+        best = likeliest(_AGAINST_MISFIT * models[0.0].values)
+        return evidence(**best), best, likeliest(0.0)["misfit"]
 
-    def _stepped(self, shifts: Shifts, goal: Tensor, noise: Tensor, prior: Tensor) -> tuple[Tensor, float]:
-        """As far towards a round's goal (P,) as the model itself becomes likelier, and by how many nats."""
+    def _stepped(self, shifts: Shifts, law: Normal, noise: Tensor) -> tuple[Tensor | None, float]:
+        """As far towards a round's mean (P,) as the model itself becomes likelier, and by how many nats."""
         root = torch.linalg.cholesky(noise)
 
         def cost(values: Tensor) -> float:
             left = self.observed.values - self.observed.rows @ self._expected(shifts, values)
             white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
-            return 0.5 * float(white.square().sum() + (values.square() / prior).sum())
+            return 0.5 * float(white.square().sum() + (values / law.widths).square().sum())
 
-        now, step = cost(shifts.mean), 1.0
-        while step >= _SMALLEST_STEP:
-            mean = shifts.mean + step * (goal - shifts.mean)
-            if (won := now - cost(mean)) > 0.0:
-                return mean, won
-            step /= 2.0
-        return shifts.mean, 0.0
+        goal = law.mean
+        return shortened(cost, cost(shifts.mean), lambda share: shifts.mean.lerp(goal, share), _SHARES)
 
     def _weights(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
         weights = shifts.weights(values)[self.source.labels]
@@ -336,11 +325,3 @@ class _Fit:
         of_sums = torch.cat([own.sum(dim=0), torch.stack(gained), own.flatten(0, 1), frequent])  # (P, D)
         slopes = self.observed.rows @ of_sums.T
         return self.observed.rows @ expected - slopes @ around.mean, slopes
-
-
-def _log_likelihood(covariance: Tensor, residuals: Tensor) -> float:
-    """Of normal residuals (q,), but for a constant."""
-    scale = float(covariance.diagonal().mean())
-    root = torch.linalg.cholesky(covariance + _JITTER * scale * torch.eye(len(residuals), dtype=torch.float64))
-    white = torch.linalg.solve_triangular(root, residuals[:, None], upper=False)[:, 0]
-    return float(-0.5 * white @ white - root.diagonal().log().sum())

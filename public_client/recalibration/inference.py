@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+import torch
+from scipy import special
 
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.recalibration.curvature import Expected, Public, Values, contrasts, correcting
 
 WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
@@ -79,23 +82,6 @@ class Posterior:
     deviation: float
 
 
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """Rows that are linear in the parameters, with noise.
-
-    Attributes:
-        rows: (r, p).
-        values: (r,).
-        noise: (r, r) covariance.
-        curvature: (p, p) of the log-loss in the parameters, as far as it is known.
-    """
-
-    rows: Values
-    values: Values
-    noise: Values
-    curvature: Values
-
-
 class Recalibration:
     """The likelihood and the prior of one hospital.
 
@@ -112,6 +98,12 @@ class Recalibration:
         self._basis = contrasts(classes)
         self._frame: Values = np.kron(self._basis, np.eye(d)).reshape(classes, d, -1).astype(np.float64)
         self._kinds = _kinds(classes - 1, d, slopes=slopes)
+        self._grid = list(itertools.product(*(WIDTHS[kind] for kind in self._kinds)))  # first of all nothing
+        each = [
+            [STILL[kind] if width == 0.0 else (1.0 - STILL[kind]) / (len(WIDTHS[kind]) - 1) for width in WIDTHS[kind]]
+            for kind in self._kinds
+        ]
+        self._beforehand = np.array([math.prod(own) for own in itertools.product(*each)])
         self._cached: dict[tuple[int, ...], list[Expected]] = {}
 
     def posterior(self, steps: Sequence[Released]) -> Posterior:
@@ -122,28 +114,30 @@ class Recalibration:
         """
         now = steps[-1].at
         for iteration in range(_ITERATIONS):
-            seen = self._observed(steps, now)
-            mean, covariance, weights, logs = self._averaged(seen)
+            model, curvature = self._observed(steps, now)
+            mean, covariance, weights, logs = self._averaged(model)
             change = np.tensordot(self._frame, mean, axes=1) - now
             size = self._public.size(change)
             # How far a gradient is straight follows from where this ends: half steps keep it from going to and fro.
             now = now + change * min(1.0 if iteration < 2 else 0.5, _LONGEST / max(size, _ENOUGH))
             if size < _ENOUGH:
                 break
-        first = self._observed(steps, steps[0].at).curvature  # the way there: a large move is not seen from its end
-        slope = 0.5 * (seen.curvature + first) @ self._flat(now)
+        _, first = self._observed(steps, steps[0].at)  # the way there: a large move is not seen from its end
+        slope = 0.5 * (curvature + first) @ self._flat(now)
         moved = {"anything": 1.0 - float(weights[0])}
         for place, kind in enumerate(self._kinds):
-            moved[kind] = float(sum(w for w, widths in zip(weights, self._widths(), strict=True) if widths[place]))
-        beforehand = math.log(self._beforehand()[0])
-        rest = logs[1:]
-        other = float(np.log(np.exp(rest - rest.max()).sum()) + rest.max()) - math.log1p(-math.exp(beforehand))
+            moved[kind] = float(sum(w for w, widths in zip(weights, self._grid, strict=True) if widths[place]))
+        beforehand = math.log(self._beforehand[0])
+        other = float(special.logsumexp(logs[1:])) - math.log1p(-math.exp(beforehand))
         evidence = other - (float(logs[0]) - beforehand)
         deviation = math.sqrt(max(0.0, float(slope @ covariance @ slope)))
         return Posterior(now, moved, evidence, 0.5 * float(slope @ self._flat(now)), deviation)
 
-    def _observed(self, steps: Sequence[Released], now: Values) -> _Seen:
-        """What steps near `now` say, or the nearest of them, and all their counts."""
+    def _observed(self, steps: Sequence[Released], now: Values) -> tuple[LinearModel, Values]:
+        """What steps near `now` say, or the nearest of them, and all their counts, of what moves by kinds.
+
+        Beside it the curvature (p, p) of the log-loss in the parameters, as far as it is known.
+        """
         far = [self._public.size(step.at - now) for step in steps]
         near = [step for step, size in zip(steps, far, strict=True) if size <= max(NEAR, min(far))]
         number, n = len(near), self._records
@@ -162,12 +156,13 @@ class Recalibration:
             noise += np.outer(beyond, beyond) / number
         rows, values, counts = self._counted(steps, now)
         apart = np.zeros((len(counts), len(noise)))
-        return _Seen(
-            np.vstack([rows, pull]),
-            np.concatenate([values, gradients]),
-            np.block([[counts, apart], [apart.T, noise]]),
-            _mean([one.raw for one in moved]),
+        model = LinearModel(
+            torch.from_numpy(np.vstack([rows, pull]) @ np.hstack(list(self._kinds.values()))),
+            torch.from_numpy(np.concatenate([values, gradients])),
+            [columns.shape[1] for columns in self._kinds.values()],
+            noise=torch.from_numpy(np.block([[counts, apart], [apart.T, noise]])),
         )
+        return model, _mean([one.raw for one in moved])
 
     def _counted(self, steps: Sequence[Released], now: Values) -> tuple[Values, Values, Values]:
         """Rows of the counts: shares are the source's with the biases' odds, up to what records explain."""
@@ -188,39 +183,17 @@ class Recalibration:
         noise = deviation**2 * np.eye(others) + spread / n + explained
         return rows, missing + spread @ (self._basis.T @ now[:, 0]), noise
 
-    def _averaged(self, seen: _Seen) -> tuple[Values, Values, Values, Values]:
+    def _averaged(self, model: LinearModel) -> tuple[Values, Values, Values, Values]:
         """Mean (p,) and covariance (p, p) over the prior's widths, their weights and joint log-probabilities."""
-        priors = list(self._kinds.values())
-        through = [seen.rows @ prior for prior in priors]
-        squares = [each @ seen.rows.T for each in through]
-        logs, means, covariances = [], [], []
-        for widths in self._widths():
-            variances = [0.5 * width**2 for width in widths]
-            root = np.linalg.cholesky(seen.noise + _weighted(variances, squares))
-            own = np.linalg.solve(root, _weighted(variances, through))
-            left = np.linalg.solve(root, seen.values)
-            logs.append(-0.5 * float(left @ left) - float(np.log(np.diag(root)).sum()))
-            means.append(own.T @ left)
-            covariances.append(_weighted(variances, priors) - own.T @ own)
-        joint = np.array(logs) + np.log(self._beforehand())
-        weights = np.exp(joint - joint.max())
-        weights /= weights.sum()
-        mean = weights @ np.array(means)
-        away = np.array(means) - mean
-        covariance = _weighted(weights, covariances) + (away * weights[:, None]).T @ away
-        return mean, covariance, weights, joint
-
-    def _widths(self) -> list[tuple[float, ...]]:
-        """The grid: first of all nothing."""
-        return list(itertools.product(*(WIDTHS[kind] for kind in self._kinds)))
-
-    def _beforehand(self) -> Values:
-        """Probabilities of the grid's widths, kind by kind independent."""
-        each = [
-            [STILL[kind] if width == 0.0 else (1.0 - STILL[kind]) / (len(WIDTHS[kind]) - 1) for width in WIDTHS[kind]]
-            for kind in self._kinds
-        ]
-        return np.array([math.prod(own) for own in itertools.product(*each)])
+        each = [model.under([math.sqrt(0.5) * width for width in widths]) for widths in self._grid]
+        joint = np.array([float(one.log_evidence) for one in each]) + np.log(self._beforehand)
+        weights = special.softmax(joint)
+        means = np.stack([one.mean.numpy() for one in each])
+        mean = weights @ means
+        spread = np.tensordot(weights, np.stack([one.covariance.numpy() for one in each]), axes=1)
+        spread += ((means - mean) * weights[:, None]).T @ (means - mean)
+        along = np.hstack(list(self._kinds.values()))
+        return along @ mean, along @ spread @ along.T, weights, joint
 
     def _moved(self, near: Sequence[Released]) -> list[Expected]:
         """What is expected of each of some steps, as their squares together correct it."""
@@ -240,22 +213,19 @@ class Recalibration:
 
 
 def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
-    """(p, p) covariances of what may move, at width 1 on the coefficients of contrasts."""
+    """(p, q) directions of what may move, each by as much, at width 1 on the coefficients of contrasts."""
     biases, common, head = (np.zeros((others, columns)) for _ in range(3))
     biases[:, 0], head[:, 1:] = 1.0, 1.0
-    priors = {"biases": np.diag(biases.reshape(-1))}
+    unit = np.eye(others * columns)
+    kinds = {"biases": unit[:, biases.reshape(-1) > 0.0]}
     if slopes:
         common[:, 1 : 1 + others] = np.eye(others)
-        priors["slopes"] = np.outer(common.reshape(-1), common.reshape(-1))
+        kinds["slopes"] = common.reshape(-1, 1)
         if others == 1:
             head[:, 1] = 0.0
     if head.any():
-        priors["head"] = np.diag(head.reshape(-1))
-    return priors
-
-
-def _weighted(weights: Sequence[float] | Values, each: Sequence[Values]) -> Values:
-    return np.asarray(sum(weight * one for weight, one in zip(weights, each, strict=True)))
+        kinds["head"] = unit[:, head.reshape(-1) > 0.0]
+    return kinds
 
 
 def _mean(each: Sequence[Values]) -> Values:

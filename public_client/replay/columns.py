@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
-from dpswd.public_client.replay.class_frequencies import FrequencyModel
+from dpswd.public_client.linear_evidence import LinearModel, shortened
 from dpswd.public_client.replay.residuals import Residuals
-from dpswd.public_client.replay.views import CLASS_WIDTH, View
+from dpswd.public_client.replay.view_search import Judged, ViewSearch
+from dpswd.public_client.replay.views import View
 from dpswd.shared.core.errors import InvalidValue
 
 MOST_COLUMNS = 64
@@ -40,7 +41,7 @@ _DIFFERENCE = 0.05  # for slopes
 _NEWTON_STEPS = 4
 _SETTLED = 2.0  # nats, below which a Gauss-Newton step is the last
 _SCANNED = 8  # of the views with one column more, those that are tried again after the first round
-_SHORTENED = 3  # times, where it does not gain
+_SHARES = (1.0, 0.3, 0.09)  # of a step, until it gains
 _LONGEST = 1.0  # of such a step, in logarithms of factors and deviations
 
 
@@ -117,11 +118,11 @@ def find_units(view: ColumnView, extractor: nn.Module, source: Labelled, residua
         The most probable view that was met; the identity if no column pays, or if one that does may as well be missing.
     """
     search = _Search(extractor, source, residuals)
-    best = search.state(copy.deepcopy(view))
+    best = search.judged(copy.deepcopy(view))
     cost = math.log(2.0 * len(view.spread))
     moves = [(column, size) for column in range(len(view.spread)) for size in (_TRIED, -_TRIED)]
     while moves and int((best.view.log_gain != 0.0).sum()) < _MOST_CHANGED:
-        moves = search.ordered(moves, best)
+        moves = search.ordered(moves, best.view)
         proposed = search.refined(_tried(best.view, *moves[0]))
         if proposed.log_posterior <= best.log_posterior + cost or proposed.unexplained >= best.unexplained:
             break
@@ -130,114 +131,61 @@ def find_units(view: ColumnView, extractor: nn.Module, source: Labelled, residua
     return view if search.says_nothing(best) else best.view
 
 
-@dataclass(frozen=True)
-class _State:
-    """A view and what the releases say of it.
-
-    Attributes:
-        view: in the making.
-        left: released coefficients less its own, (N,).
-        unexplained: the most probable part of the features' variance that it leaves.
-        log_posterior: of the view, with the class frequencies integrated over.
-    """
-
-    view: ColumnView
-    left: Tensor
-    unexplained: float
-    log_posterior: float
-
-
-class _Search:
-    def __init__(self, extractor: nn.Module, source: Labelled, residuals: Residuals) -> None:
-        self._extractor, self._records, self._residuals = extractor, source.images, residuals
-        with torch.no_grad():
-            model = FrequencyModel(extractor(source.images), source.labels, residuals, int(source.labels.max()) + 1)
-            self._noise = model.tolerant(CLASS_WIDTH)
-        self._even = torch.ones(len(source)).to(source.images)
-
-    @torch.no_grad()
-    def left(self, view: View) -> Tensor:
-        """Released coefficients less those of the records as the view sees them, (N,)."""
-        residuals = self._residuals.of_all(view(self._extractor, self._records), self._even)
-        return -self._residuals.unit * residuals.flatten().double()
-
-    def state(self, view: ColumnView) -> _State:
-        left = self.left(view)
-        v = self._noise.most_probable(left)
-        log_posterior = float(self._noise.log_likelihood(left, v)) - float(view.penalty().detach())
-        return _State(view, left, v, log_posterior)
-
-    def ordered(self, moves: list[tuple[int, float]], state: _State) -> list[tuple[int, float]]:
+class _Search(ViewSearch[ColumnView]):
+    def ordered(self, moves: list[tuple[int, float]], view: ColumnView) -> list[tuple[int, float]]:
         """Columns and logarithms of factors, the most probable one more of them first."""
-        squares = [float(self._noise.square(self.left(_tried(state.view, *move)), 0.0)) for move in moves]
+        squares = [float(self._noise.square(self.left(_tried(view, *move)), 0.0)) for move in moves]
         return [moves[i] for i in sorted(range(len(moves)), key=squares.__getitem__)]
 
-    def refined(self, view: ColumnView) -> _State:
+    def refined(self, view: ColumnView) -> Judged[ColumnView]:
         """All columns that are moved, fitted anew; those that come back to their units are let go.
 
         Nothing counts as unexplained at first: what a column leaves would be taken for that, and the fit end early.
         """
-        left = self.left(view)
-        for v in (0.0, None):
-            view, left = self._descended(view, left, self._noise.most_probable(left) if v is None else v)
+        view = self._descended(view, 0.0)
+        view = self._descended(view, self._noise.most_probable(self.left(view)))
         with torch.no_grad():
             small = view.log_gain.abs() < LEAST
             view.log_gain[small] = 0.0
             view.zero[small] = 0.0
-        return self.state(view)
+        return self.judged(view)
 
-    def says_nothing(self, state: _State) -> bool:
+    def says_nothing(self, state: Judged[ColumnView]) -> bool:
         """Whether the release is about as probable if a column that shrank holds one value: that is no unit."""
-        middle = self._records.mean(dim=0) / state.view.spread
+        middle, likely = self._records.mean(dim=0) / state.view.spread, self._noise.log_likelihood
         for column in (state.view.log_gain < 0.0).nonzero()[:, 0].tolist():
-            other = copy.deepcopy(state.view)
             gain = float(state.view.log_gain[column].detach().exp())
+            other = _tried(state.view, column, -math.inf)
             with torch.no_grad():
                 other.zero[column] = gain * middle[column] + (1.0 - gain) * state.view.zero[column]
-                other.log_gain[column] = -math.inf
-            still = float(self._noise.log_likelihood(self.left(other), state.unexplained))
-            if float(self._noise.log_likelihood(state.left, state.unexplained)) - still < _CLEAR:
+            v = state.unexplained
+            if float(likely(state.left, v) - likely(self.left(other), v)) < _CLEAR:
                 return True
         return False
 
-    def _descended(self, view: ColumnView, left: Tensor, v: float) -> tuple[ColumnView, Tensor]:
+    def _descended(self, view: ColumnView, v: float) -> ColumnView:
         """Gauss-Newton steps on the columns that are moved."""
         active = (view.log_gain != 0.0).nonzero()[:, 0]
         for _ in range(_NEWTON_STEPS):
-            now = self._energy(view, left, v)
-            step, gained = self._step(view, left, active, v), 0.0
-            for _ in range(_SHORTENED):
-                other = _moved(view, active, step)
-                after = self.left(other)
-                gained = now - self._energy(other, after, v)
-                if gained > 0.0:
-                    view, left = other, after
-                    break
-                step = 0.3 * step
+            moved = partial(_moved, view, active, self._step(view, active, v))
+            other, gained = shortened(partial(self.energy, v=v), self.energy(view, v), moved, _SHARES)
+            view = other or view
             if gained < _SETTLED:
                 break
-        return view, left
+        return view
 
-    def _energy(self, view: ColumnView, left: Tensor, v: float) -> float:
-        return 0.5 * float(self._noise.square(left, v)) + float(view.penalty().detach())
-
-    def _step(self, view: ColumnView, left: Tensor, active: Tensor, v: float) -> Tensor:
+    def _step(self, view: ColumnView, active: Tensor, v: float) -> Tensor:
         """(2, a): of the gains and of the zeros of the active columns."""
-        a = len(active)
-        slopes = []
-        for number in range(2 * a):
-            unit = torch.zeros(2 * a).to(view.log_gain)
-            unit[number] = _DIFFERENCE
-            slopes.append((left - self.left(_moved(view, active, unit.reshape(2, a)))) / _DIFFERENCE)
+        a, left = len(active), self.left(view)
+        units = torch.eye(2 * a).to(view.log_gain).reshape(2 * a, 2, a)
+        slopes = [(left - self.left(_moved(view, active, unit, _DIFFERENCE))) / _DIFFERENCE for unit in units]
         jacobian = self._noise.scaled(torch.stack(slopes, dim=1), v)  # (N, 2 a)
         at = torch.cat((view.log_gain[active], view.zero[active])).detach().double()
         # The Cauchy priors as the normal ones of the same slope here.
         scales = torch.tensor([_SPIKE, _ZERO]).to(at).repeat_interleave(a)
-        precision = 2.0 / (scales.square() + at.square())
-        pulled = jacobian.T @ self._noise.scaled(left, v) - precision * at
-        step = torch.linalg.solve(jacobian.T @ jacobian + torch.diag(precision), pulled)
-        bounded: Tensor = step.clamp(-_LONGEST, _LONGEST).reshape(2, a).to(view.log_gain)
-        return bounded
+        widths = ((scales.square() + at.square()) / 2.0).sqrt()
+        model = LinearModel(jacobian, self._noise.scaled(left, v) + jacobian @ at, [1] * 2 * a)
+        return (model.under(widths).mean - at).clamp(-_LONGEST, _LONGEST).reshape(2, a).to(view.log_gain)
 
 
 def _tried(view: ColumnView, column: int, size: float) -> ColumnView:
@@ -247,9 +195,9 @@ def _tried(view: ColumnView, column: int, size: float) -> ColumnView:
     return other
 
 
-def _moved(view: ColumnView, active: Tensor, step: Tensor) -> ColumnView:
+def _moved(view: ColumnView, active: Tensor, step: Tensor, share: float) -> ColumnView:
     other = copy.deepcopy(view)
     with torch.no_grad():
-        other.log_gain[active] += step[0]
-        other.zero[active] += step[1]
+        other.log_gain[active] += share * step[0]
+        other.zero[active] += share * step[1]
     return other

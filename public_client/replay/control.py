@@ -14,8 +14,8 @@ from torch import nn
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
-from dpswd.public_client.replay.delivery import tune
 from dpswd.public_client.replay.fit import MOST_RECORDS
+from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.views import view_for
 
 

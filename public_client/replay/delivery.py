@@ -12,32 +12,24 @@ mistaken for each other. Otherwise the source-trained model, to the bit.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpswd.public_client.data.datasets import Labelled
-from dpswd.public_client.data.progress import Reporter, reporting
+from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
-from dpswd.public_client.replay.cross_fitting import CrossFit, laid_out
+from dpswd.public_client.replay.cross_fitting import CrossFit
+from dpswd.public_client.replay.mixed_views import MixedViews
 from dpswd.public_client.replay.priors import safe_weights, with_priors
+from dpswd.public_client.replay.tuning import Trial, expected_gain, trials_of, tune
 from dpswd.public_client.replay.verdict import Fitted, Outcome
-from dpswd.public_client.replay.views import FeatureView, MixedViews, View
+from dpswd.public_client.replay.views import View
 from dpswd.public_client.replay.weighted import Onward, Trained
-
-_BATCH = 128
-_RATE = 1e-3
-_HELD_OUT = 0.1  # of the source, that the extractor of a trial is not tuned on
-_MOST_HELD_OUT = 1000
-_FOLDS = 3
-_TRIAL_STEPS = 400
-_AT_ONCE = 1024  # records
 
 
 @dataclass(frozen=True)
@@ -57,15 +49,6 @@ class Delivered:
     outcome: Outcome
     plain: str
     reason: str
-
-
-def record_passes(steps: int) -> int:
-    """Records that tuning on a view and its trial send forward and backward through the modules.
-
-    Args:
-        steps: of tuning.
-    """
-    return (steps + min(steps, _TRIAL_STEPS)) * _BATCH
 
 
 def before_target_alone(extractor: nn.Module) -> bool:
@@ -110,11 +93,8 @@ def deliver(
         view: View = next(iter(views.values()))
         if len(views) > 1:
             view = MixedViews(list(views.values()), [shares[name] for name in views], seed)
-
         tuned = tune(extractor, classifier, view, source, steps=steps, generator=generator, bar=bar, ranks=ranks)
-        if not view.keeps_scores:
-            trial = _held_out if view.tunes_extractor else _folds
-            trials = trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator, ranks)
+        trials = trials_of(extractor, classifier, view, source, steps, generator, ranks)
     cross_fit = CrossFit(extractor, classifier, source, seed=seed, ranks=ranks, bar=bar)
     optimism: float | None = 0.0  # images' extractors are tuned, and judged on records that are left out
     if any(
@@ -170,142 +150,3 @@ def _corrected(
     extractor, classifier = trained.modules or unchanged
     reason = f"{safe.reason}; {trained.reason} ({fitted.reason})"
     return Delivered(extractor, with_priors(classifier, safe.weights), "priors corrected", fitted.plain, reason)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Two models, extractor and classifier each, and labelled source records that the second was not tuned on."""
-
-    before: tuple[nn.Module, nn.Module]
-    after: tuple[nn.Module, nn.Module]
-    held: Labelled
-
-
-def _held_out(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    view: View,
-    source: Labelled,
-    steps: int,
-    generator: torch.Generator,
-    ranks: Ranks,
-) -> list[Trial]:
-    """Where all weights are tuned: some records are held out once, and the source-trained model has seen them.
-
-    So the gain is rather too small than too large.
-    """
-    order = torch.randperm(len(source), generator=generator).to(source.labels.device)
-    count = min(_MOST_HELD_OUT, int(_HELD_OUT * len(source)))
-    rest, held = source.part(order[count:]), source.part(order[:count])
-    with reporting("", steps, shown=False) as bar:
-        tuned = tune(extractor, classifier, view, rest, steps=steps, generator=generator, bar=bar, ranks=ranks)
-    return [Trial((extractor, classifier), tuned, held)]
-
-
-def _folds(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    view: View,
-    source: Labelled,
-    steps: int,
-    generator: torch.Generator,
-    ranks: Ranks,
-) -> list[Trial]:
-    """Where the extractor stays as it is, every record is held out once, and features are computed once.
-
-    Both models of a trial are tuned for as long on the same records, one of them without the view: a classifier that
-    knows its training records by heart would otherwise look better than it is.
-    """
-    with torch.no_grad():
-        features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
-    data, still = Labelled(features, source.labels), FeatureView(torch.ones_like(features[0]))
-    numbers = torch.randperm(len(data), generator=generator).to(source.labels.device) % _FOLDS
-    trials = []
-    for number in range(_FOLDS):
-        rest, held = data.part(numbers != number), data.part(numbers == number)
-        with reporting("", 2 * steps, shown=False) as bar:
-            before, after = (
-                tune(nn.Identity(), classifier, one, rest, steps=steps, generator=generator, bar=bar, ranks=ranks)
-                for one in (still, view)
-            )
-        trials.append(Trial(before, after, held))
-    return trials
-
-
-@torch.no_grad()
-def expected_gain(trials: Sequence[Trial], view: View) -> tuple[float, float]:
-    """Gain in accuracy on source records seen through a view, and its standard error, in percentage points.
-
-    Args:
-        trials: what is compared.
-        view: fitted.
-    """
-
-    def right(model: tuple[nn.Module, nn.Module], held: Labelled) -> Tensor:
-        scores = [model[1](view(model[0], records)) for records in torch.split(held.images, _AT_ONCE)]
-        return (torch.cat(scores).argmax(dim=1) == held.labels).double()
-
-    gains = [100.0 * (right(one.after, one.held) - right(one.before, one.held)) for one in trials if len(one.held)]
-    each = torch.cat(gains) if gains else torch.zeros(0)
-    if len(each) < 2:
-        return 0.0, math.inf
-    return float(each.mean()), float(each.std()) / math.sqrt(len(each))
-
-
-def tune(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    view: View,
-    source: Labelled,
-    *,
-    steps: int,
-    generator: torch.Generator,
-    bar: Reporter,
-    ranks: Ranks | None = None,
-) -> tuple[nn.Module, nn.Module]:
-    """Copies of both modules, fine-tuned on labelled source records seen through the view.
-
-    Images vary a little at random, which makes up for what the view missed. An extractor whose features the view
-    changes stays as it is. A view that keeps scores is not given labels: the classifier learns to say of what is seen
-    what it said of the record itself, so that the labels' chance adds nothing, and the identity changes nothing.
-
-    Args:
-        extractor: source-trained.
-        classifier: source-trained.
-        view: fitted.
-        source: public.
-        steps: updates.
-        generator: of the batches.
-        bar: told of each step.
-        ranks: that share each batch; each varies the images of its part by itself, and gradients are averaged.
-    """
-    ranks = ranks or Ranks()
-    varied = generator
-    if ranks.size > 1:
-        first = int(torch.randint(2**31, (1,), generator=generator))
-        varied = torch.Generator().manual_seed(first + ranks.rank)
-    extractor, classifier = laid_out(extractor, source.images), copy.deepcopy(classifier)
-    trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
-    view.requires_grad_(False)
-    extractor.requires_grad_(False)
-    scores: Tensor | None = None
-    if view.keeps_scores:
-        with torch.no_grad():
-            scores = torch.softmax(classifier(extractor(source.images)), dim=1)
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    optimizer = torch.optim.Adam(trained, lr=_RATE)
-    for t in range(steps):
-        optimizer.param_groups[0]["lr"] = _RATE * (1.0 - t / steps)
-        chosen = torch.randint(len(source), (min(_BATCH, len(source)),), generator=generator)
-        part = len(chosen[ranks.rank :: ranks.size]) * ranks.size / len(chosen)  # of the mean over ranks
-        chosen = chosen[ranks.rank :: ranks.size]
-        features = view(extractor, source.images[chosen], varied)
-        targets = source.labels[chosen] if scores is None else scores[chosen]
-        loss = functional.cross_entropy(classifier(features), targets)
-        optimizer.zero_grad()
-        torch.autograd.backward(part * loss)
-        ranks.average_gradients(trained)
-        optimizer.step()
-        bar.advance(f"class loss {float(loss.detach()):.3f}")
-    return extractor.eval(), classifier.eval()

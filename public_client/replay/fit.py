@@ -19,22 +19,20 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.replay.class_frequencies import FrequencyModel
-from dpswd.public_client.replay.columns import ColumnView
 from dpswd.public_client.replay.cross_fitting import laid_out
 from dpswd.public_client.replay.low_rank import LowRankView
 from dpswd.public_client.replay.missing_columns import TableView, find_gaps
-from dpswd.public_client.replay.posterior import FIT_BATCH, SCORED, Posterior
+from dpswd.public_client.replay.mixed_views import MixedViews
+from dpswd.public_client.replay.posterior import CANDIDATES, SCORED, Posterior
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import (
     CONVINCED,
@@ -48,67 +46,9 @@ from dpswd.public_client.replay.verdict import (
     Fitted,
     Outcome,
 )
-from dpswd.public_client.replay.views import FeatureView, MixedViews, View, view_for
+from dpswd.public_client.replay.views import Ends, FeatureView, View, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
-CANDIDATES = 80  # random warps that are scored, beside the identity
-
-
-@dataclass(frozen=True)
-class _Round:
-    """A part of the fit: the best `kept` candidates get `steps` more."""
-
-    survivors: int
-    steps: int
-    rate: float
-
-
-# Few records leave modes that only whole fits can tell apart (docs/ml-team/results.md): the halving is late.
-_ROUNDS = (_Round(8, 8, 1.0), _Round(8, 25, 1.0), _Round(3, 50, 0.5), _Round(2, 60, 0.5))
-VIEW_STEPS = sum(part.survivors * part.steps for part in _ROUNDS)
-"""Steps that `find_view` reports, at most."""
-VIEW_PASSES = VIEW_STEPS * FIT_BATCH
-"""Records that `find_view` sends forward and backward through the extractor, at most."""
-_HOPELESS = 40.0
-"""Nats behind the best start that a fit of a whole round does not make up for, with what no view explains as noise."""
-_TRIED_LONG = 3  # rounds that the identity is fitted in, unless it is hopeless
-_LIKELY = 0.01  # of the most probable view's probability, from which on models are tuned by a view too
-_MOST_LIKELY = 4  # views that models are tuned by
-_AVERAGED = 0.3  # the last part of the fit, over which its parameters are averaged
-
-
-@dataclass(eq=False)
-class _Start:
-    """One candidate of the fit.
-
-    Attributes:
-        view: in the making.
-        weights: (classes,), the target's frequency of each over the source's.
-        frequencies: (classes,), the same as frequencies; None before they were fitted.
-        score: its log evidence when it was last ranked.
-    """
-
-    view: View
-    weights: Tensor
-    frequencies: Tensor | None = None
-    score: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Explained:
-    """The best view of a family.
-
-    Attributes:
-        view: fitted.
-        seen: its evidence.
-        words: for it.
-        likely: the most probable of all that were fitted, with their probabilities; none where one view is enough.
-    """
-
-    view: View
-    seen: Evidence
-    words: str
-    likely: tuple[tuple[View, float], ...] = ()
 
 
 def find_view(
@@ -120,6 +60,7 @@ def find_view(
     generator: torch.Generator,
     bar: Reporter,
     view: View | None = None,
+    declared: Ends | None = None,
     ranks: Ranks | None = None,
 ) -> Fitted:
     """The simplest explanation of the target's released coefficients that fits them; see `verdict`.
@@ -132,6 +73,8 @@ def find_view(
         generator: of candidates and source batches.
         bar: told of each of at most `VIEW_STEPS` steps.
         view: the identity of the kind of view to fit; not changed. By default the ready one for the kind of record.
+        declared: the least and the largest value of the hospital's records, where it declares them: the scale of images
+            that are seen by the ready view. By default their own.
         ranks: processes with the same source that share the candidates' fits, and end alike.
     """
     extractor = laid_out(folded(extractor), source.images)
@@ -141,7 +84,7 @@ def find_view(
     posterior = Posterior(extractor, source, residuals, generator, ranks or Ranks())
     with torch.no_grad():
         features = extractor(source.images[: 4 * SCORED])
-    identity = given if given is not None else view_for(source.images, features)
+    identity = given if given is not None else view_for(source.images, features, declared)
     still = copy.deepcopy(identity)
     model = posterior.model(identity)
     alone = Evidence(posterior.ranks.share(model.free))
@@ -149,13 +92,9 @@ def find_view(
     doubted = alone.sees_misfit or (identity.few_parameters and not alone.leaves_nothing_seen)
     if not doubted or (alone.fits() and not alone.sees_misfit):
         return _without_view(still, model, alone, posterior)
-    if alone.fits():
-        views = _low_rank(identity, given, posterior)  # moves a few directions, a small part of the variance
-    else:
-        views = _families(identity, given, posterior, generator, learning_rate, bar)
-    closest = alone
-    for best in views:
-        seen = best.seen
+    closest, fits = alone, alone.fits()
+    for best in posterior.families(identity, given, alone_fits=fits, learning_rate=learning_rate, bar=bar):
+        seen = best.evidence
         gained = seen.log_evidence - alone.log_evidence - math.log(CANDIDATES)
         if gained > CONVINCED and _fits(best.view, seen, alone):
             weights = seen.frequencies.weights.to(features)
@@ -206,35 +145,6 @@ def _fits(view: View, seen: Evidence, alone: Evidence) -> bool:
     return mostly or seen.fits(max(FITS, most))
 
 
-def _families(
-    identity: View,
-    given: View | None,
-    posterior: Posterior,
-    generator: torch.Generator,
-    learning_rate: float,
-    bar: Reporter,
-) -> Iterator[_Explained]:
-    """The best view of each family, the simplest first."""
-    columns = given if isinstance(given, ColumnView) else posterior.columns() if given is None else None
-    if columns is not None:
-        units = posterior.units(columns)
-        if bool(units.log_gain.any()):
-            yield _Explained(units, posterior.judged(units), f"other units of columns ({units}) explain")
-    if not isinstance(identity, ColumnView | LowRankView) and (
-        not isinstance(identity, FeatureView) or posterior.learn_widths(identity)
-    ):
-        yield _best_view(identity, posterior, generator, learning_rate, bar)
-    yield from _low_rank(identity, given, posterior)
-
-
-def _low_rank(identity: View, given: View | None, posterior: Posterior) -> Iterator[_Explained]:
-    """The best map of low rank, for features that are seen by a view of themselves."""
-    if isinstance(given, LowRankView) or (given is None and isinstance(identity, FeatureView)):
-        view = posterior.low_rank(given)
-        statement = f"features that moved along few directions ({view}) explain"
-        yield _Explained(view, posterior.judged(view), statement)
-
-
 _RARER = "its classes are not as frequent as in your source"
 _STRANGE = (
     "something has changed that does not fit what is known of shifts, so the model is kept, and no loss of accuracy "
@@ -270,123 +180,3 @@ def _unchanged(
     tried = "" if closest is None or closest is evidence else f"; by the best view that was tried {closest}"
     outcome: Outcome = UNEXPLAINED if why is _STRANGE else "kept"
     return Fitted(identity, even, posterior.left(identity, even), outcome, why, evidence=f"{evidence}{tried}")
-
-
-def _best_view(
-    identity: View, posterior: Posterior, generator: torch.Generator, learning_rate: float, bar: Reporter
-) -> _Explained:
-    """The most probable view: its fit and that of the class frequencies alternate."""
-    even = torch.ones(posterior.classes).to(next(identity.parameters()))
-    starts = [_Start(view, even) for view in (identity, *identity.candidates(CANDIDATES, generator))]
-    ranks = posterior.ranks
-    squares = ranks.divided(len(starts), lambda i: posterior.square(starts[i].view, even, SCORED))
-    variance = max(1.0, min(squares))
-    with torch.no_grad():
-        costs = [
-            square * posterior.values / (2 * variance) + float(start.view.penalty())
-            for start, square in zip(starts, squares, strict=True)
-        ]
-    order = sorted(range(len(starts)), key=costs.__getitem__)
-    least, dropped = starts[0], list[_Start]()
-    starts = [starts[i] for i in order]
-    for number, part in enumerate(_ROUNDS):
-        starts, others = starts[: part.survivors], starts[part.survivors :]
-        if number < _TRIED_LONG and least in others:
-            # What leads to less change is worth more, but its worth shows late: thin releases of a shift that is none
-            # of the family's were explained by far warps, 16 nats worse than what the identity comes to.
-            others[others.index(least)], starts[-1] = starts[-1], least
-        if number > 0:  # they have been fitted, and ranked
-            dropped += others
-        _fit_all(starts, posterior, variance, part, learning_rate=learning_rate, generator=generator, bar=bar)
-        variance = _rank(starts, posterior)
-        if number > 0:  # with many records one start stands out soon; with few, none does
-            starts = [start for start in starts if start.score > starts[0].score - _HOPELESS * variance]
-    best = starts[0]
-    seen = posterior.judged(best.view, start=best.frequencies)
-    likely = _likely([*starts, *dropped]) if best.view.few_parameters else ()
-    return _Explained(best.view, seen, "a view explains", likely)
-
-
-def _likely(starts: list[_Start]) -> tuple[tuple[View, float], ...]:
-    """The views that are hardly less probable than the best, with their probabilities."""
-    most = max(start.score for start in starts)
-    likely = sorted((start for start in starts if start.score > most + math.log(_LIKELY)), key=lambda one: -one.score)
-    chances = [math.exp(start.score - most) for start in likely[:_MOST_LIKELY]]
-    return tuple((start.view, chance / sum(chances)) for start, chance in zip(likely, chances, strict=False))
-
-
-def _rank(starts: list[_Start], posterior: Posterior) -> float:
-    """Sorts the starts, best first, with their class frequencies fitted anew; returns the variance of a residual.
-
-    A view is never quite right. What it cannot explain counts as noise: the variance is at least the release's own, 1,
-    and otherwise what is left, so that a wrong model does not make the prior worthless.
-    """
-    evidences = posterior.ranks.divided(
-        len(starts), lambda i: posterior.evidence(starts[i].view, start=starts[i].frequencies, quick=True)
-    )
-    order = sorted(range(len(starts)), key=lambda i: evidences[i].log_evidence, reverse=True)
-    for start, evidence in zip(starts, evidences, strict=True):
-        start.frequencies = evidence.frequencies.frequencies
-        start.weights = evidence.frequencies.weights.to(start.weights)
-        start.score = evidence.log_evidence
-    starts[:] = [starts[i] for i in order]
-    return max(1.0, evidences[order[0]].frequencies.chi_square)
-
-
-def _fit_all(
-    starts: list[_Start],
-    posterior: Posterior,
-    variance: float,
-    part: _Round,
-    *,
-    learning_rate: float,
-    generator: torch.Generator,
-    bar: Reporter,
-) -> None:
-    """A part of the fit, of all starts in place; each draws for itself, so that it is the same whoever fits it."""
-    seeds, ranks, rate = torch.randint(2**31, (len(starts),), generator=generator), posterior.ranks, part.rate
-
-    def one(number: int) -> list[Tensor]:
-        own = torch.Generator().manual_seed(int(seeds[number]))
-        return _fit(starts[number], posterior, variance, own, part.steps, rate * learning_rate, bar)
-
-    fitted = ranks.divided(len(starts), one)
-    for start, values in zip(starts, fitted, strict=True):
-        with torch.no_grad():
-            for parameter, value in zip(start.view.parameters(), values, strict=True):
-                parameter.copy_(value)
-    elsewhere = len(starts) - len(range(ranks.rank, len(starts), ranks.size))
-    for _ in range(elsewhere * part.steps):
-        bar.advance("fitted by another process")
-
-
-def _fit(
-    start: _Start,
-    posterior: Posterior,
-    variance: float,
-    generator: torch.Generator,
-    steps: int,
-    learning_rate: float,
-    bar: Reporter,
-) -> list[Tensor]:
-    """Descends from one start; returns the average of the view's parameters over the last part."""
-    parameters = list(start.view.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99))
-    first_averaged = math.ceil((1 - _AVERAGED) * steps)
-    averages = [torch.zeros_like(parameter) for parameter in parameters]
-    for t in range(steps):
-        optimizer.param_groups[0]["lr"] = learning_rate * cosine(t / steps)
-        loss = posterior.loss(start.view, start.weights, t, variance, generator)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss, inputs=parameters)
-        optimizer.step()
-        if t >= first_averaged:
-            for average, parameter in zip(averages, parameters, strict=True):
-                average += parameter.detach() / (steps - first_averaged)
-        bar.advance(f"loss {float(loss.detach()):.4g}")
-    return averages
-
-
-def cosine(progress: float) -> float:
-    """A rate's schedule, from 1 down to 0.05: large moves first, then the noise is averaged out."""
-    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * progress))

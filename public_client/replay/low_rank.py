@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.replay.class_frequencies import FrequencyModel, Noise
-from dpswd.public_client.replay.prior_width import CAUTION, LinearModel, Widths
+from dpswd.public_client.linear_evidence import CAUTION, LinearModel, shortened
 from dpswd.public_client.replay.residuals import Residuals
-from dpswd.public_client.replay.views import CLASS_WIDTH, View
+from dpswd.public_client.replay.view_search import Judged, ViewSearch
+from dpswd.public_client.replay.views import View
 from dpswd.shared.core.errors import InvalidValue
 
 SHAPES = ((2, 0), (0, 1), (2, 2), (4, 0))
@@ -40,7 +42,7 @@ _SIZE = 0.3  # usual size of a map of rank 1
 _GRAIN = 1.0  # usual deviation of noise along a direction, in deviations
 _NARROWEST, _WIDEST = 0.01, 3.0  # times the width that is usual
 _STEPS = 10  # Gauss-Newton, at most, twice
-_SHORTENED = 4  # times, where a step does not gain
+_SHARES = (1.0, 0.3, 0.09, 0.027)  # of a step, until it gains
 _SETTLED = 1.0  # nats, below which a step is the last
 _CLOSE = 0.2  # of the logarithm of a width
 
@@ -140,79 +142,62 @@ def low_rank_view(features: Tensor) -> LowRankView:
     return LowRankView(mean, directions[:q].T * deviations[:q].clamp(min=1e-6))
 
 
-def find_low_rank(
-    identity: LowRankView, features: Tensor, labels: Tensor, residuals: Residuals, ranks: Ranks
-) -> LowRankView:
+def find_low_rank(identity: LowRankView, source: Labelled, residuals: Residuals, ranks: Ranks) -> LowRankView:
     """The most probable map, of the most probable shape; its `penalty` pays for its parameters.
 
     Args:
         identity: not changed.
-        features: (m, d), raw, of labelled source records.
-        labels: (m,).
+        source: labelled, with features (m, d), raw, for records.
         residuals: from the releases.
         ranks: processes that share the shapes' fits, and end alike.
     """
-    search, most = _Search(identity, features, labels, residuals), len(identity.move)
+    search, most = _Search(identity, source, residuals), len(identity.move)
     shapes = [(rank, noisy) for rank, noisy in SHAPES if max(rank, noisy) <= most]
 
     def one(number: int) -> tuple[LowRankView, float]:
-        view, evidence = search.fitted(*shapes[number])
-        return view.cpu(), evidence  # another rank may have another device
+        best = search.fitted(*shapes[number])
+        return best.view.cpu(), best.log_posterior  # another rank may have another device
 
     fitted = ranks.divided(len(shapes), one)
-    return max(fitted, key=lambda pair: pair[1])[0].to(features)
+    return max(fitted, key=lambda pair: pair[1])[0].to(source.images)
 
 
-class _Search:
-    def __init__(self, identity: LowRankView, features: Tensor, labels: Tensor, residuals: Residuals) -> None:
+class _Search(ViewSearch[LowRankView]):
+    def __init__(self, identity: LowRankView, source: Labelled, residuals: Residuals) -> None:
+        super().__init__(nn.Identity(), source, residuals)
         self._start = identity
-        self._features, self._residuals = features, residuals
-        self._even = torch.ones(len(features)).to(features)
-        model = FrequencyModel(features, labels, residuals, int(labels.max()) + 1)
-        self._noise: Noise = model.tolerant(CLASS_WIDTH)
-        self._usual = self._start.widths.double()
-        z = self._start.components(features)
+        self._usual = identity.widths.double()
+        z = identity.components(source.images)
         self._inputs = torch.cat((torch.ones_like(z[:, :1]), z), dim=1).double()  # (m, 1 + q)
         with torch.no_grad():
             self._ridge = self._ridge_solution()
 
     @torch.no_grad()
-    def fitted(self, rank: int, noisy: int) -> tuple[LowRankView, float]:
-        """The most probable view of one shape, and its log posterior."""
+    def fitted(self, rank: int, noisy: int) -> Judged[LowRankView]:
+        """The most probable view of one shape."""
         view = self._begun(rank, noisy)
         view = self._descended(view, 0.0)  # what it leaves would be taken for a misfit, and the fit end early
         view = self._descended(view, self._noise.most_probable(self.left(view)))
-        left = self.left(view)
-        v = self._noise.most_probable(left)
-        model, _ = self._linear(view, v)
         factors = view.widths.double() / self._usual
-        view.volume.copy_(model.volume(_widths(factors)) + CAUTION * (factors * self._used(view).to(factors)).sum())
-        return view, float(self._noise.log_likelihood(left, v)) - float(view.penalty())
-
-    def left(self, view: LowRankView) -> Tensor:
-        """Released coefficients less those of the features as the view sees them, (N,)."""
-        seen = view(nn.Identity(), self._features)
-        return -self._residuals.unit * self._residuals.of_all(seen, self._even).flatten().double()
+        used = torch.tensor([size > 0 for size in _groups(view)]).to(factors)
+        volume = self._linear(view, self._noise.most_probable(self.left(view))).under(factors).volume
+        view.volume.copy_(volume + CAUTION * (factors * used).sum())
+        return self.judged(view)
 
     def _slopes(self, view: LowRankView, v: float) -> Tensor:
         """(N, q, 1 + q + s) of the coefficients, in units of the noise, by what is applied to 1, components, noise."""
-        inputs = torch.cat((self._inputs, view.noise(len(self._features)).double()), dim=1)
-        slopes = self._residuals.slopes(view(nn.Identity(), self._features), view.basis, inputs, self._even)
+        inputs = torch.cat((self._inputs, view.noise(len(self._records)).double()), dim=1)
+        slopes = self._residuals.slopes(view(nn.Identity(), self._records), view.basis, inputs, self._even)
         return self._noise.scaled(slopes.flatten(1), v).reshape(slopes.shape)
 
     def _ridge_solution(self) -> Tensor:
         """(q, 1 + q), the move and a matrix of any rank, as if all its entries had the usual width."""
-        start = self._start
-        q = len(start.move)
-        slopes = self._slopes(start, 0.0)
+        slopes, q = self._slopes(self._start, 0.0), len(self._start.move)
         widths = torch.full((1 + q,), math.sqrt(_SIZE / q)).to(slopes)
         widths[0] = _MOVE
-        scaled = (slopes * widths).flatten(1)  # (N, q + q^2)
-        kernel = scaled @ scaled.T
-        kernel.diagonal().add_(1.0)
-        solved = torch.linalg.solve(kernel, self._noise.scaled(self.left(start), 0.0))
-        whole: Tensor = (scaled.T @ solved).reshape(q, 1 + q) * widths
-        return whole
+        target = self._noise.scaled(self.left(self._start), 0.0)
+        model = LinearModel((slopes * widths).flatten(1), target, (q + q * q,))
+        return model.under((1.0,)).mean.reshape(q, 1 + q) * widths
 
     def _begun(self, rank: int, noisy: int) -> LowRankView:
         """From the ridge solution: its growing directions as noise, the singular vectors of the rest as the map."""
@@ -227,66 +212,54 @@ class _Search:
         view.into.copy_(Vh[:rank].T * sizes[:rank].sqrt())
         return view
 
-    def _linear(self, view: LowRankView, v: float) -> tuple[LinearModel, Tensor]:
-        """The coefficients as a linear function of the view's parameters around it, in usual widths; those, (p,)."""
-        slopes, (q, r), usual = self._slopes(view, v), view.out.shape, self._usual
+    def _linear(self, view: LowRankView, v: float) -> LinearModel:
+        """The coefficients as a linear function of the view's parameters around it, in usual widths."""
+        slopes, q = self._slopes(view, v), len(view.move)
         map_slopes = slopes[:, :, 1 : 1 + q]
         parts = (
-            usual[0] * slopes[:, :, 0],
-            usual[1] * (map_slopes @ view.into.double()).flatten(1),
-            usual[1] * (map_slopes.transpose(1, 2) @ view.out.double()).flatten(1),
-            usual[2] * slopes[:, :, 1 + q :].flatten(1),
+            slopes[:, :, 0],
+            (map_slopes @ view.into.double()).flatten(1),
+            (map_slopes.transpose(1, 2) @ view.out.double()).flatten(1),
+            slopes[:, :, 1 + q :].flatten(1),
         )
-        jacobian, at = torch.cat(parts, dim=1), self._values(view)
-        target = self._noise.scaled(self.left(view), v) + jacobian @ at
-        return LinearModel(jacobian, target, (q, 2 * q * r, view.grain.numel())), at
+        jacobian = torch.cat(parts, dim=1) * self._each(view)
+        target = self._noise.scaled(self.left(view), v) + jacobian @ self._values(view)
+        return LinearModel(jacobian, target, _groups(view))
+
+    def _each(self, view: LowRankView) -> Tensor:
+        """The usual width of each parameter, (p,)."""
+        return self._usual.repeat_interleave(torch.tensor(_groups(view)).to(self._usual.device))
 
     def _values(self, view: LowRankView) -> Tensor:
         """Its parameters in usual widths, (p,)."""
-        usual = self._usual
-        parts = view.move / usual[0], view.out / usual[1], view.into / usual[1], view.grain / usual[2]
-        return torch.cat([part.flatten() for part in parts]).double()
+        return nn.utils.parameters_to_vector(view.parameters()).double() / self._each(view)
 
-    def _with(self, view: LowRankView, values: Tensor, factors: Tensor) -> LowRankView:
-        """The same with other parameters and widths."""
-        other, begun = copy.deepcopy(view), 0
-        for parameter, number in ((other.move, 0), (other.out, 1), (other.into, 1), (other.grain, 2)):
-            part = values[begun : begun + parameter.numel()]
-            parameter.copy_((part * self._usual[number]).reshape(parameter.shape))
-            begun += parameter.numel()
+    def _moved(self, view: LowRankView, factors: Tensor, at: Tensor, step: Tensor, share: float) -> LowRankView:
+        """The same view with other widths, a share of a step away from parameters."""
+        other = copy.deepcopy(view)
+        values = ((at + share * step) * self._each(view)).to(view.mean)
+        nn.utils.vector_to_parameters(values, other.parameters())
         other.widths.copy_(self._usual * factors)
         return other
-
-    @staticmethod
-    def _used(view: LowRankView) -> Tensor:
-        """Which groups have parameters."""
-        return torch.tensor([1.0, float(view.out.numel() > 0), float(view.grain.numel() > 0)]).double()
 
     def _descended(self, view: LowRankView, v: float) -> LowRankView:
         """Gauss-Newton steps, and one of the widths' fixed point (MacKay 1992) after each."""
         factors = view.widths.double() / self._usual
         for _ in range(_STEPS):
-            model, at = self._linear(view, v)
-            mode = model.mode(_widths(factors))
-            step, gained = mode - at, 0.0
-            now = self._energy(self._with(view, at, factors), v)
-            for _ in range(_SHORTENED):
-                other = self._with(view, at + step, factors)
-                gained = now - self._energy(other, v)
-                if gained > 0.0:
-                    view = other
-                    break
-                step = 0.3 * step
-            changed = model.better_factors(_widths(factors), self._values(view)).clamp(_NARROWEST, _WIDEST)
+            model, at = self._linear(view, v), self._values(view)
+            step = model.under(factors).mean - at
+
+            moved = partial(self._moved, view, factors, at, step)
+            other, gained = shortened(partial(self.energy, v=v), self.energy(moved(0.0), v), moved, _SHARES)
+            view = other or view
+            changed = model.better_factors(factors, self._values(view)).clamp(_NARROWEST, _WIDEST)
             settled = float((changed / factors).log().abs().max()) < _CLOSE
             factors = changed
             if gained < _SETTLED and settled:
                 break
-        return self._with(view, self._values(view), factors)
-
-    def _energy(self, view: LowRankView, v: float) -> float:
-        return 0.5 * float(self._noise.square(self.left(view), v)) + float(view.penalty())
+        return self._moved(view, factors, self._values(view), torch.zeros_like(at), 0.0)
 
 
-def _widths(factors: Tensor) -> Widths:
-    return Widths(tuple(factors.tolist()), 1.0, math.nan)
+def _groups(view: LowRankView) -> tuple[int, int, int]:
+    """Numbers of parameters of the move, of the map and of the noise."""
+    return view.move.numel(), view.out.numel() + view.into.numel(), view.grain.numel()

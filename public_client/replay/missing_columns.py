@@ -6,10 +6,10 @@ that a hospital did not take a measurement: a classifier that leans on a column 
 columns could tell. A record is (c values, c flags): each gap holds one public value (say the source's median), and its
 flag is 1. The flags are what makes gaps cheap to see under privacy: their means say it, values hardly do.
 
-The fit compares patterns of gaps by their evidence, the releases' marginal likelihood (`prior_width`): population shift
-(a gain and a bias for each column, the classes' frequencies) is integrated over, with widths that the releases choose
-for each pattern anew, and not applied. A column counts as one with gaps only if that raises the log evidence by more
-than its prior costs. If none does, the view stays the identity, and the model as it was.
+The fit compares patterns of gaps by their evidence, the releases' marginal likelihood (`linear_evidence`): population
+shift (a gain and a bias for each column, the classes' frequencies) is integrated over, with widths that the releases
+choose for each pattern anew, and not applied. A column counts as one with gaps only if that raises the log evidence by
+more than its prior costs. If none does, the view stays the identity, and the model as it was.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter
-from dpswd.public_client.replay.prior_width import LinearModel, Widths
+from dpswd.public_client.linear_evidence import LinearModel, Widths
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import Fitted
 from dpswd.public_client.replay.views import CLASS_WIDTH, View, moved_features
@@ -165,7 +165,7 @@ def find_gaps(
     begin = search.state(_with(view, torch.zeros_like(view.fill), together=True))
     ends = [search.climb(begin, together, bar) for together in (True, False)]
     best = max(ends, key=lambda state: state.log_posterior)
-    mode = best.model.mode(best.widths).to(source.images)
+    mode = best.model.under(best.widths.factors, best.widths.variance).mean.to(source.images)
     with torch.no_grad():
         left = residuals.distance(search.residuals(best.view, mode))
     weights = torch.exp(CLASS_WIDTH * mode[2 * len(view.fill) :])
@@ -248,8 +248,9 @@ class _Search:
                 rates = state.view.rates.clone()
                 rates[column] = level
                 view = _with(state.view, rates, together)
-                evidence = state.model.log_evidence(self.residuals(view, origin).flatten(), state.widths)
-                scored.append((evidence - float(view.penalty()), view))
+                model = state.model.explaining(-self.residuals(view, origin).flatten())
+                evidence = model.under(state.widths.factors, state.widths.variance).log_evidence
+                scored.append((float(evidence - view.penalty()), view))
         scored.sort(key=lambda pair: pair[0], reverse=True)
         return [view for _, view in scored]
 

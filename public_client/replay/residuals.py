@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections
 
 MOST_RELEASES = 8
 """That a judgement of a view looks at: more tell little that is new, and cost as much each."""
@@ -28,12 +26,11 @@ class Residuals:
     """Of one run: its releases, and how far any features are from them.
 
     Args:
-        releases: of coefficients (L, k), or of rows (b, k), whose coefficients are then taken here.
+        releases: of coefficients (L, k).
         like: any tensor of the features' type, (m, d), on their device.
         feature_map: the run's public map.
         batch: b.
         sigma: noise of each released value.
-        row_coefficients: L for releases of rows; None if they are coefficients already.
 
     Attributes:
         batch: b.
@@ -47,22 +44,13 @@ class Residuals:
         feature_map: FeatureMap,
         batch: int,
         sigma: float,
-        row_coefficients: int | None = None,
     ) -> None:
         self._map = feature_map
         self.batch = batch
         self._unit = sigma / math.sqrt(batch)
-        self._sigma = sigma
-        self._rows = row_coefficients is not None
-        self._seeds = [release.seed for release in releases]
         self._directions = [release.directions(like) for release in releases]
-        self._targets = []
-        for release in releases:
-            released = release.values.to_tensor().to(like)
-            if row_coefficients is not None:
-                basis = cosine_basis(len(released), row_coefficients, device=like.device, dtype=like.dtype)
-                released = basis.T @ released.sort(dim=0).values
-            self._targets.append(released / math.sqrt(batch))  # (L, k)
+        root = math.sqrt(batch)
+        self._targets = [release.values.to_tensor().to(like) / root for release in releases]  # (L, k)
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -133,10 +121,7 @@ class Residuals:
         return torch.cat(parts)
 
     def _projected(self, features: Tensor, number: int) -> Tensor:
-        U, clipped = self._directions[number], self._map.clipped(features)
-        if self._rows:
-            return noised_source_projections(clipped, U, sigma=self._sigma, seed=self._seeds[number])
-        return clipped @ U
+        return self._map.clipped(features) @ self._directions[number]
 
     def distance(self, residuals: Tensor) -> float:
         """F of `losses`: d / 2 times the mean squared difference, less the noise's share; mean over releases.

@@ -13,6 +13,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,6 +22,8 @@ from torch.nn import functional
 from dpswd.public_client.extractor.adapter_layers import AffineWarp2d, ChannelAffine
 from dpswd.public_client.replay.augmentation import Drawn, Variation, Warps, draw_variation
 from dpswd.shared.core.errors import InvalidValue
+
+Ends = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 SEARCH = Warps(turn=0.5, scale=0.35, aspect=0.2, shear=0.2, shift=0.12)
 """Where the fit of an image view may begin."""
@@ -293,7 +297,7 @@ class FeatureView(View):
     Attributes:
         log_gain: (d,), in units of its prior's width.
         bias: (d,), in units of its prior's width.
-        factors: (2,), the priors' widths over the usual ones; `prior_width` learns them from the releases.
+        factors: (2,), the priors' widths over the usual ones; `linear_evidence` learns them from the releases.
     """
 
     tunes_extractor = False
@@ -330,50 +334,26 @@ class FeatureView(View):
         return 0.5 * (self.log_gain.square().sum() + self.bias.square().sum())
 
 
-class MixedViews(View):
-    """Several views of the same records: each record is seen through one of them.
-
-    Args:
-        views: all of one kind.
-        weights: how often each is drawn.
-        seed: of the draws.
-    """
-
-    def __init__(self, views: Sequence[View], weights: Sequence[float], seed: int) -> None:
-        super().__init__()
-        self.views = nn.ModuleList(views)
-        self.tunes_extractor = all(view.tunes_extractor for view in views)
-        self.keeps_scores = all(view.keeps_scores for view in views)
-        self._weights = torch.tensor(weights)
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Features (m, d) of records (m, ...)."""
-        drawn = torch.multinomial(self._weights, len(records), replacement=True, generator=self._generator)
-        parts = [(drawn == number).nonzero()[:, 0].to(records.device) for number in range(len(self.views))]
-        seen = [
-            view(extractor, records[part], generator) for view, part in zip(self.views, parts, strict=True) if len(part)
-        ]
-        return torch.cat(seen)[torch.cat(parts).argsort()]
-
-
 def moved_features(features: Tensor, log_gain: Tensor, bias: Tensor, spread: Tensor) -> Tensor:
     """Features (m, d) by gains and biases (d,) in units of their usual widths; spread (d,) is the biases' unit."""
     return features * torch.exp(_FEATURE_GAIN * log_gain) + _FEATURE_BIAS * bias * spread
 
 
-def view_for(records: Tensor, features: Tensor) -> View:
+def view_for(records: Tensor, features: Tensor, declared: Ends | None = None) -> View:
     """The ready view for a kind of record, the identity at first.
 
     Args:
         records: (m, ...) public source records.
         features: (m, d), theirs.
+        declared: least and largest value of images, one for all channels or (c,); by default their own.
 
     Raises:
         InvalidValue: there is none.
     """
     if records.dim() == 4:
-        return image_view(records, *scale_of(records))
+        if declared is None:
+            return image_view(records, *scale_of(records))
+        return image_view(records, *(torch.from_numpy(end).to(records).reshape(-1) for end in declared))
     if records.dim() in (2, 3):
         spread = features.std(dim=0) if len(features) > 1 else torch.ones_like(features[0])
         return FeatureView(spread.clamp(min=1e-6)).to(records.device)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from grpc_status import rpc_status
 
-from dpswd.public_client.replay import fit
+from dpswd.public_client.replay import posterior
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsReply
@@ -58,7 +58,7 @@ def short_fits(request, monkeypatch) -> None:
     Here the default method is one of many, held to the same as the others.
     """
     if "replay" not in request.path.parent.parts:
-        monkeypatch.setattr(fit, "_ROUNDS", (fit._Round(2, 6, 1.0),))
+        monkeypatch.setattr(posterior, "_ROUNDS", (posterior._Round(2, 6, 1.0),))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_one_of, not_positive
 from dpswd.public_client.published_methods.generators.networks import Centred, Kind, decoder_of, network
-from dpswd.public_client.replay.fit import cosine
+from dpswd.public_client.replay.posterior import cosine
 from dpswd.public_client.training.history import Average
 from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.errors import InvalidValue

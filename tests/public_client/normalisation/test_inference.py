@@ -73,7 +73,7 @@ def _dense(observed, t, k, r, w):
 def test_the_likelihood_is_that_of_the_whole_covariance(t, k, r):
     rng = np.random.default_rng(3)
     observed = _observed(_records(2000, EVEN, rng)[0] + 0.05, rng)
-    explanation = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, 0.0)
+    explanation = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, (0.0,))[0]
     evidence, move, _, _ = _dense(observed, t, k, r, 0.0)
     assert explanation.evidence == pytest.approx(evidence, rel=1e-8)
     np.testing.assert_allclose(explanation.move, move, atol=1e-9)
@@ -85,7 +85,7 @@ def test_no_frequency_is_negative(t, k, r, w):
     rng = np.random.default_rng(4)
     shares = np.array([0.19] * 5 + [0.01] * 5)
     observed = _observed(_records(2000, shares, rng)[0], rng, noise=0.05)
-    explanation = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, w)
+    explanation = inference._Likelihood(observed, REFERENCE, DEVIATIONS).at(t, k, r, (w,))[0]
     evidence, _, mean, covariance = _dense(observed, t, k, r, w)
     roots = np.sqrt(REFERENCE.shares)
     after = rng.multivariate_normal(mean, covariance, size=400_000)

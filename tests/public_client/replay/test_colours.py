@@ -11,7 +11,7 @@ from dpswd import DomainAdaptation, Hospital, Replay
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader, train_source
-from dpswd.public_client.replay import fit
+from dpswd.public_client.replay import posterior
 from dpswd.public_client.replay.views import ImageView
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 
@@ -50,7 +50,8 @@ def test_the_identity_and_the_starts():
 
 @pytest.mark.long
 def test_mixed_colours_are_followed_end_to_end(monkeypatch):
-    monkeypatch.setattr(fit, "_ROUNDS", (fit._Round(8, 8, 1.0), fit._Round(4, 25, 1.0), fit._Round(2, 50, 0.5)))
+    rounds = posterior._Round(8, 8, 1.0), posterior._Round(4, 25, 1.0), posterior._Round(2, 50, 0.5)
+    monkeypatch.setattr(posterior, "_ROUNDS", rounds)
     from sklearn.datasets import load_digits
 
     bundle = load_digits()

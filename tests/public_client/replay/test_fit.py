@@ -3,26 +3,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from made_release import SEED, on_grid, residuals_of
+from made_release import residuals_of
 from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
-from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit as replay
+from dpswd.public_client.replay import posterior
 from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
-from dpswd.public_client.replay.delivery import tune
-from dpswd.public_client.replay.prior_width import LinearModel
+from dpswd.public_client.replay.mixed_views import MixedViews
+from dpswd.public_client.replay.posterior import Posterior
 from dpswd.public_client.replay.residuals import Residuals, weighted_coefficients
+from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.verdict import Fitted
-from dpswd.public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
+from dpswd.public_client.replay.views import FeatureView, ImageView, background_of, view_for
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
-from dpswd.shared.core.mechanisms.sliced import SlicedReply
-from dpswd.shared.core.noise.directions import directions
 
 
 def fitted(source: Labelled, residuals: Residuals, extractor: nn.Module | None = None, rate: float = 0.03) -> Fitted:
@@ -120,20 +119,6 @@ def test_many_starts_lead_to_a_large_turn():
     result = fitted(Labelled(images, torch.zeros(400, dtype=torch.int64)), residuals, nn.Flatten())
     assert isinstance(result.view, ImageView)
     torch.testing.assert_close(result.view.warp.theta.detach(), hidden.warp.theta, rtol=0.0, atol=0.12)
-
-
-def test_rows_are_turned_into_coefficients():
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randn(2000, 5, generator=generator)
-    feature_map = map_from_source(source, target_norm=0.25)
-    rows = (feature_map.clipped(source) @ directions(SEED, 5, 30)).numpy()
-    rows = rows + np.random.default_rng(0).normal(scale=0.1, size=rows.shape)
-    release = SlicedReply(SEED, on_grid(rows, 0.1))
-    residuals = Residuals([release], like=source, feature_map=feature_map, batch=2000, sigma=0.1, row_coefficients=3)
-    same = residuals.of(source, torch.ones(2000), 0).square().mean()
-    moved = residuals.of(source + 0.3, torch.ones(2000), 0).square().mean()
-    assert residuals.values == 90
-    assert float(same) < 4.0 < float(moved)  # both sides carry noise, so about 2 without a shift
 
 
 def test_tuning_a_feature_view_leaves_the_extractor_alone():
@@ -248,24 +233,24 @@ def test_what_changes_least_is_fitted_beside_the_best_starts(monkeypatch):
     source = Labelled(spots, (spots[:, 0, 4, 4] > 0).long())
     residuals = residuals_of((0.6 * spots - 0.4).flatten(1), spots.flatten(1), sigma=0.02)
     rounds: list[list[torch.Tensor]] = []
-    fit_all = replay._fit_all
+    fit_all = Posterior._fit_all
 
-    def noted(starts: list[Any], *arguments: Any, **named: Any) -> None:
+    def noted(self: Any, starts: list[Any], *arguments: Any) -> None:
         rounds.append([start.view for start in starts])
-        fit_all(starts, *arguments, **named)
+        fit_all(self, starts, *arguments)
 
     begun: list[Any] = []
-    monkeypatch.setattr(replay, "_HOPELESS", math.inf)
-    monkeypatch.setattr(replay, "_fit_all", noted)
-    monkeypatch.setattr(replay, "_ROUNDS", tuple(replay._Round(survivors, 2, 1.0) for survivors in (8, 8, 3, 2)))
-    fits = replay.Posterior.square
+    monkeypatch.setattr(posterior, "_HOPELESS", math.inf)
+    monkeypatch.setattr(Posterior, "_fit_all", noted)
+    monkeypatch.setattr(posterior, "_ROUNDS", tuple(posterior._Round(survivors, 2, 1.0) for survivors in (8, 8, 3, 2)))
+    fits = Posterior.square
 
     def worst(self: Any, view: Any, *arguments: Any) -> float:
         """The identity is the first that is scored; as if it explained least of all."""
         begun.append(view)
         return fits(self, view, *arguments) + 1e3 * (len(begun) == 1)
 
-    monkeypatch.setattr(replay.Posterior, "square", worst)
+    monkeypatch.setattr(Posterior, "square", worst)
     fitted(source, residuals, nn.Flatten())
     identity = begun[0]
     assert [len(views) for views in rounds] == [8, 8, 3, 2]
@@ -275,13 +260,13 @@ def test_what_changes_least_is_fitted_beside_the_best_starts(monkeypatch):
 def test_models_are_tuned_by_all_views_that_are_hardly_less_probable():
     scores = {"best": 30.0, "near": 30.0 - math.log(3.0), "far": 30.0 - math.log(90.0), "out": 30.0 - math.log(110.0)}
     views = {name: FeatureView(torch.ones(1)) for name in scores}
-    starts = [replay._Start(views[name], torch.ones(1), score=score) for name, score in reversed(scores.items())]
-    likely = replay._likely(starts)
+    starts = [posterior._Start(views[name], torch.ones(1), score=score) for name, score in reversed(scores.items())]
+    likely = posterior._likely(starts)
     assert [view for view, _ in likely] == [views["best"], views["near"], views["far"]]
     total = 1 + 1 / 3 + 1 / 90
     assert [chance for _, chance in likely] == pytest.approx([1 / total, 1 / 3 / total, 1 / 90 / total])
-    same = [replay._Start(FeatureView(torch.ones(1)), torch.ones(1), score=1.0) for _ in range(6)]
-    assert [chance for _, chance in replay._likely(same)] == pytest.approx([0.25] * 4)
+    same = [posterior._Start(FeatureView(torch.ones(1)), torch.ones(1), score=1.0) for _ in range(6)]
+    assert [chance for _, chance in posterior._likely(same)] == pytest.approx([0.25] * 4)
 
 
 def test_a_view_of_images_is_tuned_by_beside_what_it_leaves_as_it_is():
@@ -310,7 +295,7 @@ def test_one_start_that_stands_out_stays_alone(monkeypatch):
     residuals = residuals_of((0.6 * spots - 0.4).flatten(1), spots.flatten(1), sigma=0.02)
     rounds: list[list[Any]] = []
 
-    def ranked(starts: list[Any], _: Any) -> float:
+    def ranked(_: Any, starts: list[Any]) -> float:
         for start in starts:
             start.score = 0.0
         best = rounds[0][7]
@@ -318,8 +303,8 @@ def test_one_start_that_stands_out_stays_alone(monkeypatch):
         starts.sort(key=lambda start: start.score, reverse=True)
         return 1.0
 
-    monkeypatch.setattr(replay, "_fit_all", lambda starts, *_, **__: rounds.append(list(starts)))
-    monkeypatch.setattr(replay, "_rank", ranked)
+    monkeypatch.setattr(Posterior, "_fit_all", lambda _, starts, *__: rounds.append(list(starts)))
+    monkeypatch.setattr(Posterior, "_rank", ranked)
     fitted(source, residuals, nn.Flatten())
     assert [len(starts) for starts in rounds] == [8, 8, 1, 1]
     assert rounds[2] == rounds[3] == [rounds[0][7]]

@@ -14,11 +14,11 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit, low_rank
 from dpswd.public_client.replay.delivery import Delivered, deliver
 from dpswd.public_client.replay.low_rank import LowRankView, low_rank_view
-from dpswd.public_client.replay.posterior import Posterior
-from dpswd.public_client.replay.prior_width import LinearModel, Widths
+from dpswd.public_client.replay.posterior import VIEW_STEPS, Posterior
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import CONVINCED, Fitted
 from dpswd.shared.core.errors import InvalidValue
@@ -63,7 +63,7 @@ def residuals_of(target: torch.Tensor, epsilon: float) -> Residuals:
 
 def fit_view(residuals: Residuals, view: LowRankView | None = None) -> Fitted:
     generator = torch.Generator().manual_seed(0)
-    with reporting("", fit.VIEW_STEPS, shown=False) as bar:
+    with reporting("", VIEW_STEPS, shown=False) as bar:
         return fit.find_view(
             nn.Identity(), SOURCE, residuals, learning_rate=RATE, generator=generator, bar=bar, view=view
         )
@@ -113,18 +113,40 @@ def test_the_price_of_parameters_is_that_of_the_marginal_likelihood():
     J = torch.randn(60, 8, generator=generator).double()
     truth = torch.cat((0.8 * torch.randn(5, generator=generator), torch.zeros(3))).double()
     y = J @ truth + torch.randn(60, generator=generator).double()
-    model, widths = LinearModel(J, y, (5, 3)), Widths((0.7, 0.4), 1.0, math.nan)
+    model, widths = LinearModel(J, y, (5, 3)), torch.tensor([0.7, 0.4]).double()
     scales = torch.tensor([0.7] * 5 + [0.4] * 3).double()
-    mode = model.mode(widths)
-    at_mode = -0.5 * (y - J @ mode).square().sum() - 0.5 * (mode / scales).square().sum() - model.volume(widths)
-    normal = torch.distributions.MultivariateNormal(torch.zeros(60).double(), torch.eye(60) + (J * scales**2) @ J.T)
+    law = model.under(widths)
+    mode = law.mean
+    at_mode = -0.5 * (y - J @ mode).square().sum() - 0.5 * (mode / scales).square().sum() - law.volume
+    covariance = torch.eye(60).double() + (J * scales**2) @ J.T
+    normal = torch.distributions.MultivariateNormal(torch.zeros(60).double(), covariance)
     assert float(at_mode) == pytest.approx(float(normal.log_prob(y)) + 30.0 * math.log(2.0 * math.pi), rel=1e-9)
+    assert float(law.log_evidence) == pytest.approx(float(at_mode), rel=1e-9)
+    assert float(law.square) == pytest.approx(float(y @ torch.linalg.solve(covariance, y)), rel=1e-9)
+    torch.testing.assert_close(law.covariance, torch.linalg.inv(J.T @ J + torch.diag(1.0 / scales**2)))
+    torch.testing.assert_close(law.spread @ law.spread.T, law.covariance)
     for _ in range(100):
-        widths = Widths(tuple(model.better_factors(widths, model.mode(widths)).clamp(min=1e-3).tolist()), 1.0, math.nan)
-    best = model.log_evidence(-y, widths) - 10.0 * sum(widths.factors)
+        widths = model.better_factors(widths, model.under(widths).mean).clamp(min=1e-3)
+    best = model.under(widths).log_evidence - 10.0 * widths.sum()
     for change in (0.9, 1.1):
-        other = Widths((change * widths.factors[0], widths.factors[1]), 1.0, math.nan)
-        assert model.log_evidence(-y, other) - 10.0 * sum(other.factors) < best
+        other = widths * torch.tensor([change, 1.0])
+        assert model.under(other).log_evidence - 10.0 * other.sum() < best
+
+
+def test_noise_of_a_given_covariance_is_whitened_and_pays_for_its_volume():
+    """Dense and diagonal, a prior of width 0 among them: against the density of the whole covariance."""
+    generator = torch.Generator().manual_seed(1)
+    J, y = torch.randn(9, 4, generator=generator).double(), torch.randn(9, generator=generator).double()
+    root = torch.randn(9, 12, generator=generator).double()
+    scales = torch.tensor([0.5, 0.5, 0.0, 0.0]).double()
+    for noise in (root @ root.T, root.square().sum(dim=1)):
+        whole = noise if noise.dim() == 2 else torch.diag(noise)
+        law = LinearModel(J, y, (2, 2), noise=noise).under((0.5, 0.0))
+        covariance = whole + (J * scales**2) @ J.T
+        normal = torch.distributions.MultivariateNormal(torch.zeros(9).double(), covariance)
+        expected = float(normal.log_prob(y)) + 4.5 * math.log(2.0 * math.pi)
+        assert float(law.log_evidence) == pytest.approx(expected, rel=1e-9)
+        torch.testing.assert_close(law.mean, scales**2 * (J.T @ torch.linalg.solve(covariance, y)))
 
 
 @pytest.mark.long
@@ -159,7 +181,7 @@ def test_features_of_few_dimensions_have_maps_of_no_higher_rank(ranks):
     residuals = released(target, images, epsilon=8.0, delta=1e-5, seed=bytes(32))
     view = low_rank_view(images)
     assert len(view.move) == ranks
-    for one in (view, low_rank.find_low_rank(view, images[:400], SOURCE.labels[:400], residuals, Ranks())):
+    for one in (view, low_rank.find_low_rank(view, Labelled(images[:400], SOURCE.labels[:400]), residuals, Ranks())):
         assert one(nn.Identity(), images[:5]).isfinite().all()
         assert max(one.out.shape[1], one.grain.shape[1]) <= ranks
 
@@ -171,7 +193,7 @@ def test_a_release_without_a_shift_makes_no_map_a_million_times_more_probable():
     residuals = residuals_of(vectors(400, 5).images, 1.0)
     source = Labelled(SOURCE.images[:500], SOURCE.labels[:500])
     posterior = Posterior(nn.Identity(), source, residuals, torch.Generator().manual_seed(0), Ranks())
-    view = low_rank.find_low_rank(identity, source.images, source.labels, residuals, Ranks())
+    view = low_rank.find_low_rank(identity, source, residuals, Ranks())
     gained = posterior.evidence(view).log_evidence - posterior.evidence(identity).log_evidence
     assert view.grain.shape[1] or view.out.shape[1]
     assert gained < CONVINCED

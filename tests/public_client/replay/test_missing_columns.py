@@ -11,12 +11,13 @@ from torch import nn
 from benchmarks.local import released
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit as replay
-from dpswd.public_client.replay.delivery import tune
 from dpswd.public_client.replay.missing_columns import TableView
-from dpswd.public_client.replay.prior_width import LinearModel
+from dpswd.public_client.replay.mixed_views import MixedViews
+from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.verdict import Fitted
-from dpswd.public_client.replay.views import FeatureView, MixedViews
+from dpswd.public_client.replay.views import FeatureView
 from dpswd.shared.core.errors import InvalidValue
 
 COLUMNS = 5
@@ -182,7 +183,9 @@ def test_the_mode_of_a_linear_model_is_the_true_one():
     widths = linear.widths(caution=0.0)
     ridge = widths.variance / widths.factors[0] ** 2
     expected = torch.linalg.solve(J.T @ J + ridge * torch.eye(6), J.T @ (J @ truth))
-    torch.testing.assert_close(linear.mode(widths).float(), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        linear.under(widths.factors, widths.variance).mean.float(), expected, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_the_evidence_is_a_normal_density_up_to_a_constant():
@@ -194,6 +197,5 @@ def test_the_evidence_is_a_normal_density_up_to_a_constant():
     density = torch.distributions.MultivariateNormal(torch.zeros(20).double(), covariance.double())
     constant = 10 * torch.log(torch.tensor(2 * torch.pi))
     assert widths.log_posterior == pytest.approx(float(density.log_prob(r.double()) + constant), rel=1e-4)
-    assert linear.log_evidence(2 * r, widths) == pytest.approx(
-        float(density.log_prob(2 * r.double()) + constant), rel=1e-4
-    )
+    twice = linear.explaining(-2 * r).under(widths.factors, widths.variance)
+    assert float(twice.log_evidence) == pytest.approx(float(density.log_prob(2 * r.double()) + constant), rel=1e-4)

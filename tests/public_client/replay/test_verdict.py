@@ -17,7 +17,7 @@ from dpswd.public_client.data.datasets import Labelled, load_task
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import source_loader, train_source
-from dpswd.public_client.replay import delivery, fit, priors
+from dpswd.public_client.replay import delivery, fit, posterior, priors, tuning
 from dpswd.public_client.replay.class_frequencies import Frequencies
 from dpswd.public_client.replay.verdict import UNEXPLAINED, Evidence, Fitted
 from dpswd.public_client.replay.views import FeatureView, ImageView, View
@@ -258,7 +258,7 @@ def test_an_expected_gain_is_that_of_held_out_records():
     held = Labelled(torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20))
     held.labels[:10] = 1 - held.labels[:10]
     view = FeatureView(torch.ones(2))
-    gain, error = delivery.expected_gain([delivery.Trial((nn.Identity(), wrong), (nn.Identity(), right), held)], view)
+    gain, error = tuning.expected_gain([tuning.Trial((nn.Identity(), wrong), (nn.Identity(), right), held)], view)
     assert gain == pytest.approx(50.0)
     assert error == pytest.approx(100.0 * (0.75 * 40 / 39) ** 0.5 / 40**0.5)
 
@@ -318,7 +318,9 @@ def test_half_of_the_classes_does_not_harm_and_gains(digits):
 
 @pytest.mark.long
 def test_pixels_that_change_places_keep_the_model_and_say_so(digits, caplog, monkeypatch):
-    monkeypatch.setattr(fit, "_ROUNDS", (fit._Round(8, 8, 1.0), fit._Round(2, 40, 1.0)))  # more explain no more
+    monkeypatch.setattr(
+        posterior, "_ROUNDS", (posterior._Round(8, 8, 1.0), posterior._Round(2, 40, 1.0))
+    )  # more explain no more
     images = digits[3].images
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
     shuffled = images.flatten(1)[:, order].reshape(images.shape)

@@ -31,9 +31,10 @@ from dpswd.public_client.generation import Replayed, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.published_methods.generators import DpMerf, DpSinkhorn, DpSwdQuantiles, SlicedDistributions
-from dpswd.public_client.replay import delivery, fit
+from dpswd.public_client.replay import fit, posterior
 from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.residuals import Residuals
+from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.weighted import Onward
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.distributed import shared_curators
@@ -183,7 +184,7 @@ def several(out: Path, ranks: Ranks) -> None:
 
 def divided(out: Path, ranks: Ranks) -> None:
     """A view fitted, and a model tuned on it, by all ranks together."""
-    fit._ROUNDS = (fit._Round(4, 4, 1.0), fit._Round(3, 4, 1.0))
+    posterior._ROUNDS = (posterior._Round(4, 4, 1.0), posterior._Round(3, 4, 1.0))
     generator = torch.Generator().manual_seed(4)
     labels = torch.arange(96) % 3
     images = torch.rand(96, 1, 6, 6, generator=generator) - 0.5 + 0.4 * (labels[:, None, None, None] - 1.0)
@@ -201,7 +202,7 @@ def divided(out: Path, ranks: Ranks) -> None:
             extractor, source, residuals,
             learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
         )  # fmt: skip
-        tuned = delivery.tune(
+        tuned = tune(
             extractor, nn.Linear(5, 3), fit.view_for(source.images, seen), source,
             steps=6, generator=torch.Generator().manual_seed(0), bar=bar, ranks=ranks,
         )  # fmt: skip
