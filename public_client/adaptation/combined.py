@@ -169,8 +169,10 @@ class CombinedAdaptation:
         return scores.detach().argmax(dim=1).cpu()
 
     def __str__(self) -> str:
-        """What each part was worth."""
+        """Whether the model was changed, in one plain sentence, and what each part was worth."""
         best, comparison = self.chosen.name, self.comparison
+        kept = best == self.candidates[0].name
+        sentence = "Your model is kept." if kept else f"Your model was changed by the hospital's {best}."
         if comparison is None:
             texts = dict.fromkeys((one.name for one in self.candidates), "not known")
             head = f"accuracy on the hospital's labelled records is not known{': ' * bool(self.refused)}{self.refused}"
@@ -181,7 +183,7 @@ class CombinedAdaptation:
             }
             head = f"accuracy on the hospital's labelled records, each to within {comparison.error:.1f} points (95%):"
         lines = [f"{name:<20} {text}{'  <- kept' if name == best else ''}" for name, text in texts.items()]
-        return "\n".join([head, *lines])
+        return "\n".join([sentence, head, *lines])
 
     def _epsilons(self) -> dict[str, float]:
         """What each part may cost; a hospital that lacks what a part needs leaves its share to the others."""

@@ -65,6 +65,7 @@ def test_what_each_part_was_worth_is_said_and_the_best_stays():
     assert abs(comparison.accuracies[model.chosen.name] - 100 * after) < 10.0
     assert f"{model.chosen.name:<20} {comparison.accuracies[model.chosen.name]:.1f}%  <- kept" in str(model)
     assert str(model).count("<- kept") == 1
+    assert str(model).startswith(f"Your model was changed by the hospital's {model.chosen.name}.\naccuracy on")
     assert str(model).count("%") == 4
 
 
