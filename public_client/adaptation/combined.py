@@ -171,8 +171,8 @@ class CombinedAdaptation:
     def __str__(self) -> str:
         """Whether the model was changed, in one plain sentence, and what each part was worth."""
         best, comparison = self.chosen.name, self.comparison
-        kept = best == self.candidates[0].name
-        sentence = "Your model is kept." if kept else f"Your model was changed by the hospital's {best}."
+        unchanged = best == self.candidates[0].name
+        sentence = "Your model is kept." if unchanged else f"Your model was changed by the hospital's {best}."
         if comparison is None:
             texts = dict.fromkeys((one.name for one in self.candidates), "not known")
             head = f"accuracy on the hospital's labelled records is not known{': ' * bool(self.refused)}{self.refused}"

@@ -63,19 +63,19 @@ def verify(
     models = [path for path in receipts if path.suffix == ".safetensors"]
     others = [path for path in receipts if path not in (*published, *models)]
     entries, unreadable = verification.read_receipts(others)
-    told = []
+    files = []
     for path in models:
         from dpswd.public_client.experiments.deriving import check_adapted
 
         checked = check_adapted(path, key=public_key, source=source, label=label, network=network, model=model)
         entries, unreadable = entries + checked.entries, unreadable + checked.findings
         if output == "text" and not checked.findings:
-            told.append(f"{path}: {checked}")
+            files.append(f"{path}: {checked}")
     for path in published:
         own, wrong = verification.read_release(path, public_key)
         entries, unreadable = entries + own, unreadable + wrong
         if output == "text" and not wrong:
-            told.append(_words_for(path))
+            files.append(_words_for(path))
     report = verification.verify(
         entries,
         public_key=public_key,
@@ -89,15 +89,15 @@ def verify(
         rows = [{"kind": finding.tampering.value, "entry": finding.seq, "text": finding.text} for finding in findings]
         echo_json({"ok": not findings, **counts, "ledger_entries": report.entries, "findings": rows})
     else:
-        _tell(report, findings, told)
+        _tell(report, findings, files)
     if findings:
         context.exit(EXIT_FINDINGS)
 
 
-def _tell(report: VerifyReport, findings: tuple[Finding, ...], told: list[str]) -> None:
+def _tell(report: VerifyReport, findings: tuple[Finding, ...], files: list[str]) -> None:
     """The verdict first, then what was found, and what each file is."""
     click.echo(f"{len(findings)} FINDINGS; keep every file and tell the operator" if findings else "all of it verifies")
-    for text in (*(f"{finding.tampering.value}: {finding.text}" for finding in findings), *told):
+    for text in (*(f"{finding.tampering.value}: {finding.text}" for finding in findings), *files):
         click.echo(text)
     against = "" if report.entries is None else f", held against a ledger of {report.entries} entries"
     click.echo(f"{report.receipts} receipts: {report.runs} runs charged, {report.steps} steps answered{against}")
