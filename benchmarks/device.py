@@ -99,7 +99,7 @@ def noise(rows: Rows, device: torch.device, seconds: float) -> str:
         figures = {f"{name} ns": 1e9 * spent / count for name, spent in times.items()}
         return figures | {f"CPU over {kind}": times["CPU"] / times[kind] for kind in kinds}
 
-    found = rows.run(
+    measurements = rows.run(
         [
             ({"measure": "noise", "device": name_of(device), "values": count}, functools.partial(measured, count))
             for count in NOISE_VALUES
@@ -109,7 +109,7 @@ def noise(rows: Rows, device: torch.device, seconds: float) -> str:
     columns = {"values": "{values:,}", "CPU, ns a value": "{CPU ns:.2f}"}
     for kind in kinds:
         columns |= {f"{kind}, ns": f"{{{kind} ns:.3f}}", f"CPU / {kind}": f"{{CPU over {kind}:.1f}}"}
-    return table(found, columns)
+    return table(measurements, columns)
 
 
 def steps(rows: Rows, device: torch.device, seconds: float) -> str:
@@ -141,9 +141,9 @@ def steps(rows: Rows, device: torch.device, seconds: float) -> str:
 
     named = {"measure": "step", "device": name_of(device)}
     jobs = [({**named, "step": case.name}, functools.partial(measured, case)) for case in CASES]
-    found = rows.run(jobs, again=True)
+    measurements = rows.run(jobs, again=True)
     pool.close()
-    return table(found, _STEP_COLUMNS)
+    return table(measurements, _STEP_COLUMNS)
 
 
 _STEP_COLUMNS = {

@@ -70,13 +70,13 @@ def sizes(rows: Rows, device: torch.device, seconds: float) -> str:
         sized = {"release": case.name, "d": case.shape[0], "k": k, "records": case.batch}
         return {"measure": "size", "device": name_of(device), **sized}, functools.partial(measured, case)
 
-    found = [row | {"time": f"{1e3 * row['step_s']:.1f} ms"} for row in rows.run(map(job, _sorted_cases()), again=True)]
+    lines = [row | {"time": f"{1e3 * row['step_s']:.1f} ms"} for row in rows.run(map(job, _sorted_cases()), again=True)]
     for d in _LINEAR:
         few, many = rows.run(map(job, _linear_cases(d)), again=True)
         slope = (many["step_s"] - few["step_s"]) / (many["records"] - few["records"])
         far = many["step_s"] + (_FARTHEST - many["records"]) * slope
-        found.append(many | {"records": _FARTHEST, "time": f"*{far:,.0f} s, extrapolated*"})
-    for row in found:
+        lines.append(many | {"records": _FARTHEST, "time": f"*{far:,.0f} s, extrapolated*"})
+    for row in lines:
         row["memory_mib"] = "" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f} MiB"
-    print(table(found, _COLUMNS))
-    return table((row for row in found if row["d"] >= _ON_THE_PAGE), _COLUMNS)
+    print(table(lines, _COLUMNS))
+    return table((row for row in lines if row["d"] >= _ON_THE_PAGE), _COLUMNS)

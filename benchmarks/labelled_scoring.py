@@ -177,10 +177,10 @@ def main() -> None:
     heads = [_words_for(dealing) for dealing in DEALT]
     print(f"| epsilon | | {' | '.join(heads)} | mean |\n|{'---|' * (len(heads) + 3)}")
     for (epsilon, name), each in itertools.groupby(rows, key=lambda row: (row["epsilon"], row["variant"])):
-        told = [*each]
-        figures = [_means(row["hospitals"] for row in told if row["dealing"] == head) for head in heads]
-        cells_told = " | ".join(f"{points:.2f}, {loss:.1f}" for points, loss in [*figures, _means([figures])])
-        print(f"| {epsilon:g} | {name} | {cells_told} |")
+        group = [*each]
+        figures = [_means(row["hospitals"] for row in group if row["dealing"] == head) for head in heads]
+        shown = " | ".join(f"{points:.2f}, {loss:.1f}" for points, loss in [*figures, _means([figures])])
+        print(f"| {epsilon:g} | {name} | {shown} |")
 
 
 def _words_for(dealing: Dealing) -> str:

@@ -68,8 +68,8 @@ _PRELOADED = ("torch", "torch.func", "scipy.stats", "scipy.optimize", "grpc", "p
 
 def core_files() -> list[str]:
     """Of the core, relative to the repository."""
-    found = [file for folder in CORE for file in (ROOT / folder).rglob("*.py") if "_pb2" not in file.name]
-    return sorted(str(file.relative_to(ROOT)) for file in found)
+    files = [file for folder in CORE for file in (ROOT / folder).rglob("*.py") if "_pb2" not in file.name]
+    return sorted(str(file.relative_to(ROOT)) for file in files)
 
 
 # Coverage
@@ -103,8 +103,8 @@ class Covered:
     def reaching(self, file: str, line: int) -> list[int]:
         """Tests that run a line; of a line that runs at import, those that run any of the file. The fastest first."""
         own = self.tests.get(file, {})
-        found = own.get(line) or {test for tests in own.values() for test in tests}
-        return sorted(found, key=lambda test: self.seconds[test])
+        tests_there = own.get(line) or {test for tests in own.values() for test in tests}
+        return sorted(tests_there, key=lambda test: self.seconds[test])
 
 
 class _Contexts:

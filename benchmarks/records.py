@@ -118,8 +118,8 @@ class Rows:
             if figures is not None:
                 self.add(settings, {"seconds": round(time.monotonic() - started, 1)} | figures)
         newest = read(self.path)[::-1]
-        found = (next((row for row in newest if on_file(settings, [row])), None) for settings, _ in every)
-        return [row for row in found if row is not None]
+        rows = (next((row for row in newest if on_file(settings, [row])), None) for settings, _ in every)
+        return [row for row in rows if row is not None]
 
     def begin(self, left: Sequence[Row], *, there: int) -> None:
         """Says how many runs are left, by their settings, how many are there, and how long those on file took."""

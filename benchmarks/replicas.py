@@ -79,8 +79,8 @@ def _measure(directory: Path, *, steps: int, rounds: int) -> Row:
                 print(f"round {number + 1} of {rounds}", flush=True)
     finally:
         server.close()
-    told = {name: {"steps_a_second": n * steps / s, "step_ms": 1000 * s / steps} for name, (n, s) in best.items()}
-    return {"machine": at, "ledgers": told}
+    by_name = {name: {"steps_a_second": n * steps / s, "step_ms": 1000 * s / steps} for name, (n, s) in best.items()}
+    return {"machine": at, "ledgers": by_name}
 
 
 def _race(location: LedgerLocation, *, count: int, steps: int) -> float:

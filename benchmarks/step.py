@@ -307,14 +307,14 @@ Quantiles of batches of 128, padded (`auto`). A client's own work between two st
 clients ask for more than two cores can compute.""",
 }
 
-_WANTED = {"wanted": "{wanted:g}", "met": "{met}"}
+_LIMIT = {"wanted": "{wanted:g}", "met": "{met}"}
 _COLUMNS = {
     "Time": {"step": "{step}", "function call": "{call_ms:.1f} ms", "remote": "{remote_ms:.1f} ms",
-             "ratio": "{ratio:.2f}", **_WANTED},
+             "ratio": "{ratio:.2f}", **_LIMIT},
     "Bytes": {"step": "{step}", "information": "{information:,} B", "on the wire": "{on_the_wire:,.0f} B",
-              "ratio": "{ratio:.3f}", **_WANTED},
+              "ratio": "{ratio:.3f}", **_LIMIT},
     "Eight clients": {"own work between steps": "{own_work_ms:.0f} ms", "one client, steps/s": "{one:.1f}",
-                      "eight": "{eight:.1f}", "ratio": "{ratio:.2f}", **_WANTED},
+                      "eight": "{eight:.1f}", "ratio": "{ratio:.2f}", **_LIMIT},
 }  # fmt: skip
 
 
@@ -337,8 +337,8 @@ def main() -> None:
         ("Bytes", bytes_on_the_wire, max(10, steps // 3)),
         ("Eight clients", clients_at_once, steps),
     ):
-        found = [{**row, "met": _met(title, row)} for row in measured(rows, count)]
-        page += f"\n## {title}\n\n{_SAID[title]}\n\n{table(found, _COLUMNS[title])}"
+        lines = [{**row, "met": _met(title, row)} for row in measured(rows, count)]
+        page += f"\n## {title}\n\n{_SAID[title]}\n\n{table(lines, _COLUMNS[title])}"
     (held,) = memory(rows, arguments.memory_steps)
     page += f"\n## Memory\n\nAfter {held['steps'] // 10:,} steps the curator holds {held['tenth_mib']:.1f} MiB, "
     page += f"after {held['steps']:,} {held['mib']:.1f} MiB.\n\n"

@@ -50,7 +50,7 @@ _COLUMNS = {
 
 def write(path: Path, rows: Rows) -> None:
     """Compute the table and write the page."""
-    found = rows.run(
+    measurements = rows.run(
         [
             (
                 {"crosscheck": f"{setting.features}, {setting.directions}, {setting.batch} of {setting.records}"},
@@ -60,8 +60,8 @@ def write(path: Path, rows: Rows) -> None:
         ],
         again=True,
     )
-    told = [{**row, **{name: _error(value) for name, value in row["errors"].items()}} for row in found]
-    page = f"{_HEAD}\n{table(told, _COLUMNS)}"
+    lines = [{**row, **{name: _error(value) for name, value in row["errors"].items()}} for row in measurements]
+    page = f"{_HEAD}\n{table(lines, _COLUMNS)}"
     path.write_text(page, encoding="utf-8")
     print(page)
     print(f"wrote {path}")

@@ -95,8 +95,8 @@ def write(path: Path, rows: Rows) -> None:
     def measured() -> Row:
         nonlocal linearity
         calibration.extend(_calibration())
-        found, linearity = _composition()
-        composition.extend(found)
+        ratios_of_all, linearity = _composition()
+        composition.extend(ratios_of_all)
         ratios = {f"{one.problem}: {one.ours} beside {one.theirs}": one.row for one in [*calibration, *composition]}
         return {"ratios": ratios, "admission": _admission()}
 

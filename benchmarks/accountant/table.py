@@ -39,10 +39,10 @@ COMPARED = [setting for setting in SETTINGS if setting.features != 320]
 def write(path: Path, rows: Rows) -> None:
     """Compute everything and write the page; each setting's sigmas are a row."""
     jobs = [({"sigmas": setting.name}, functools.partial(_measured, setting)) for setting in SETTINGS]
-    found = rows.run(jobs, again=True)
+    measurements = rows.run(jobs, again=True)
     sigmas = {
         (setting, bound): tuple(row["bounds"][bound.value].values())
-        for setting, row in zip(SETTINGS, found, strict=True)
+        for setting, row in zip(SETTINGS, measurements, strict=True)
         for bound in COLUMNS
     }
     path.write_text(

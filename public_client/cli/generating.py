@@ -193,8 +193,12 @@ def _tell(generator: Generator, files: _Files, written: list[Path], output: str)
         echo_json(facts)
         return
     if cost := generator.facts.get("guarantee"):
+        like = generator.facts["data_set"]
+        click.echo(f"You have a generator of records like {like}'s; what is drawn from it costs nothing more.")
         text = f"epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}"
         click.echo(f"{text}: {generator.facts['releases']}")
+    else:
+        click.echo("This generator states no guarantee: treat what it draws as private.")
     for file in written:
         click.echo(f"wrote {file}")
 

@@ -63,18 +63,19 @@ def verify(
     models = [path for path in receipts if path.suffix == ".safetensors"]
     others = [path for path in receipts if path not in (*published, *models)]
     entries, unreadable = verification.read_receipts(others)
+    files = []
     for path in models:
         from dpswd.public_client.experiments.deriving import check_adapted
 
         checked = check_adapted(path, key=public_key, source=source, label=label, network=network, model=model)
         entries, unreadable = entries + checked.entries, unreadable + checked.findings
         if output == "text" and not checked.findings:
-            click.echo(f"{path}: {checked}")
+            files.append(f"{path}: {checked}")
     for path in published:
         own, wrong = verification.read_release(path, public_key)
         entries, unreadable = entries + own, unreadable + wrong
         if output == "text" and not wrong:
-            _tell_release(path)
+            files.append(_words_for(path))
     report = verification.verify(
         entries,
         public_key=public_key,
@@ -88,28 +89,29 @@ def verify(
         rows = [{"kind": finding.tampering.value, "entry": finding.seq, "text": finding.text} for finding in findings]
         echo_json({"ok": not findings, **counts, "ledger_entries": report.entries, "findings": rows})
     else:
-        _tell(report, findings)
+        _tell(report, findings, files)
     if findings:
         context.exit(EXIT_FINDINGS)
 
 
-def _tell(report: VerifyReport, findings: tuple[Finding, ...]) -> None:
+def _tell(report: VerifyReport, findings: tuple[Finding, ...], files: list[str]) -> None:
+    """The verdict first, then what was found, and what each file is."""
+    click.echo(f"{len(findings)} FINDINGS; keep every file and tell the operator" if findings else "all of it verifies")
+    for text in (*(f"{finding.tampering.value}: {finding.text}" for finding in findings), *files):
+        click.echo(text)
     against = "" if report.entries is None else f", held against a ledger of {report.entries} entries"
     click.echo(f"{report.receipts} receipts: {report.runs} runs charged, {report.steps} steps answered{against}")
-    for finding in findings:
-        click.echo(f"{finding.tampering.value}: {finding.text}")
-    click.echo(f"{len(findings)} FINDINGS; keep every file and tell the operator" if findings else "all of it verifies")
 
 
-def _tell_release(path: Path) -> None:
+def _words_for(path: Path) -> str:
     from dpswd.shared.protocol.publications import Publication
 
     message = Publication.read(path).message
     price = f"epsilon {rounded(message.run.epsilon, up=True)} at delta {message.description.data_set_budget.delta:g}"
-    click.echo(
+    return (
         f"{path}: one release of all {message.description.records} records of {message.description.data_set!r}, {price}"
+        f"\n  asked for: {message.proposal.purpose}\n  published for: {message.purpose}"
     )
-    click.echo(f"  asked for: {message.proposal.purpose}\n  published for: {message.purpose}")
 
 
 def _lines(path: Path) -> list[str]:

@@ -185,14 +185,19 @@ class Report:
         if self.labelled == self.records:
             return f"all {self.records} labelled records"
         about = "" if self.number_public else "about "
-        return f"the labelled ones, {about}{self.labelled:.0f}, of {self.records} records"
+        return f"the {about}{self.labelled:.0f} labelled ones of {self.records} records"
+
+    def _head(self) -> str:
+        if math.isnan(self.accuracy):
+            return f"How often the model is right cannot be told: too few of {self.records} records have a label."
+        return f"The model is right on {100 * self.accuracy:.1f}% of {self._records()}."
 
     def __str__(self) -> str:
-        """A few lines for a terminal."""
+        """One plain sentence, and then the evidence."""
         intervals = (self.accuracy_interval, self.population_interval)
         narrow, further = (f"{100 * one.low:.1f} to {100 * one.high:.1f}%" for one in intervals)
         lines = [
-            f"accuracy on {self._records()}: {_percent(self.accuracy)}",
+            self._head(),
             f"  {100 * _LEVEL:.0f}% intervals: {narrow} on these records, {further} on further ones like them",
         ]
         if self.confusion is not None:
@@ -224,10 +229,6 @@ def bin_edges(*, classes: int, bins: int) -> NDArray[np.float64]:
     """The edges of the bins, (B + 1,), from 1/C to 1."""
     lowest = 1.0 / classes
     return lowest + (1.0 - lowest) * np.arange(bins + 1) / bins
-
-
-def _percent(share: float) -> str:
-    return "too few against the noise" if math.isnan(share) else f"{100 * share:.1f}%"
 
 
 def _of_all(release: Counts, declared: EvaluationDeclaration, records: float) -> dict[str, Any]:

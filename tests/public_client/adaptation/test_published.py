@@ -116,6 +116,7 @@ def test_verify_tells_what_it_is_and_what_is_wrong(sites, made, tmp_path):
     north, south, path, _ = sites
     result = CliRunner().invoke(main, ["verify", str(path), "--key", str(north.key_file)])
     assert result.exit_code == 0, result.output
+    assert result.output.startswith("all of it verifies\n")
     assert "one release of all 120 records of 'north', epsilon" in result.output
     assert "published for: the spring study" in result.output
     assert "2 receipts: 1 runs charged, 1 steps answered" in result.output
@@ -126,6 +127,7 @@ def test_verify_tells_what_it_is_and_what_is_wrong(sites, made, tmp_path):
     write_private(tmp_path / "alone", made.to_file())  # no key lies beside it
     wrong = CliRunner().invoke(main, ["verify", str(tmp_path / "alone"), "--key", str(south.key_file)])
     assert wrong.exit_code == 13
+    assert " FINDINGS; keep every file and tell the operator" in wrong.output.splitlines()[0]
     assert "it is not signed by the ledger's key" in wrong.output
     write_private(tmp_path / "cut", made.to_file()[:200])  # in the middle of its first field
     broken = CliRunner().invoke(main, ["verify", str(tmp_path / "cut"), "--key", str(north.key_file)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -227,6 +228,12 @@ def test_bins_with_too_few_records_show_no_figures(counted):
     )
     assert any(math.isnan(shown.accuracy) for shown in report.reliability)
     assert "too few against the noise" in str(report)
+    assert (
+        str(report).splitlines()[0]
+        == f"The model is right on {100 * report.accuracy:.1f}% of all {N} labelled records."
+    )
+    few = dataclasses.replace(report, accuracy=math.nan)
+    assert str(few).startswith(f"How often the model is right cannot be told: too few of {N} records have a label.\n")
     assert json.loads(json.dumps(report.to_json()))["spent"] is None
     assert 0 <= report.accuracy <= 1
     assert 0 <= report.accuracy_interval.low <= report.accuracy_interval.high <= 1
