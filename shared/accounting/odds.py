@@ -9,7 +9,7 @@ nowhere too low (`composed`, or what a budget promises) bounds the best attacker
 records the bound is applied k times, one after the other (Dong, Roth and Su 2022, Theorem 2.14).
 
 `composed` convolves the privacy losses of all runs by FFT. It is of the runs as they stand, as if they had been chosen
-before the first one; of teams that choose by earlier replies the filter's budget is what holds, `PrivacyCurve.promised`.
+before the first one; of teams that choose by earlier replies the filter's budget holds, `PrivacyCurve.promised`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Odds:
     """The best attacker there can be, rounded up by what the curve is.
 
     Attributes:
-        advantage: how much more often than by guessing he is right whether a person was in, from 0 to 1.
+        advantage: true less false positives of his best test: 0 is guessing, 1 is certainty.
         true_positives: share of the persons who were in that he finds, at `FALSE_POSITIVES`.
         records: of the person.
     """
