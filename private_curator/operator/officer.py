@@ -122,17 +122,17 @@ def checked_statement(item: str, words: str) -> str:
 
 def stated(record: Record, item: str) -> Answer:
     """An operator's statement, or how it is made."""
-    found, what = record.reading.books.stated.get(item), item.replace("-", " ").capitalize()
-    if found is None:
+    statement, what = record.reading.books.stated.get(item), item.replace("-", " ").capitalize()
+    if statement is None:
         return Answer(f"{what}: not stated (dpswd-curator report --state {item} WORDS)", "")
-    return Answer(f"{what}: {found.words}", f"{_short(found.by, 40)}, {found.time[:10]}")
+    return Answer(f"{what}: {statement.words}", f"{_short(statement.by, 40)}, {statement.time[:10]}")
 
 
 def person_in_all(record: Record) -> tuple[float, float]:
     """Epsilon and delta of a person who was in this ledger and in all earlier ones that an operator has stated."""
-    seen, found = record.overview, record.reading.books.stated.get(EARLIER)
+    seen, statement = record.overview, record.reading.books.stated.get(EARLIER)
     epsilon, delta = promised_to_person(seen.epsilon, seen.delta, seen.records_per_person)
-    for more, chance in _BUDGET.findall(found.words if found else ""):
+    for more, chance in _BUDGET.findall(statement.words if statement else ""):
         epsilon, delta = epsilon + float(more), delta + float(chance)
     return epsilon, min(1.0, delta)
 

@@ -89,12 +89,12 @@ def check_entry(entry: Mapping[str, Any]) -> None:
     Raises:
         DataInvalid: a field is missing, unknown, or has another value than it may have.
     """
-    found = dict(_leaves(entry))
-    problems = [f"{name} is missing" for name in FIELDS.keys() - found.keys()]
-    problems += [f"{name} is no field" for name in found.keys() - FIELDS.keys()]
+    leaves = dict(_leaves(entry))
+    problems = [f"{name} is missing" for name in FIELDS.keys() - leaves.keys()]
+    problems += [f"{name} is no field" for name in leaves.keys() - FIELDS.keys()]
     for name, allowed in FIELDS.items():
-        value = found.get(name)
-        if name in found and not _fits(value, allowed):
+        value = leaves.get(name)
+        if name in leaves and not _fits(value, allowed):
             problems.append(f"{name} is {value!r}")
     if problems:
         raise DataInvalid(f"the entry is none of the registry's: {'; '.join(sorted(problems))}")

@@ -63,8 +63,8 @@ class Odds:
 
     def posterior(self, prior: float) -> float:
         """How likely it is that a person whom he then accuses was in, where he held it for so likely before."""
-        found = prior * self.true_positives
-        return found / (found + (1.0 - prior) * FALSE_POSITIVES)
+        hits = prior * self.true_positives
+        return hits / (hits + (1.0 - prior) * FALSE_POSITIVES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +99,10 @@ class PrivacyCurve:
         even = 0.5 if records % 2 == 0 else 0.5 * (1.0 + float(self.deltas[0]))
         for _ in range(records // 2):
             even = self.true_positives(even)
-        found = FALSE_POSITIVES
+        rate = FALSE_POSITIVES
         for _ in range(records):
-            found = self.true_positives(found)
-        return Odds(min(1.0, 2.0 * even - 1.0), found, records)
+            rate = self.true_positives(rate)
+        return Odds(min(1.0, 2.0 * even - 1.0), rate, records)
 
 
 def composed(runs: Iterable[RunEvent]) -> PrivacyCurve:
@@ -134,8 +134,8 @@ def _composed(steps: frozenset[tuple[StepEvent, int]]) -> PrivacyCurve:
     high = max(float(((log_mgf - math.log(_LEFT_OUT)) / tilts).min()), max(ends))
     if high > LARGEST_LOSS:
         return PrivacyCurve(np.zeros(1), np.ones(1))
-    wanted = 2.0 * high / math.sqrt(6.0 * _SPREAD * variance / total)
-    size = 1 << math.ceil(math.log2(min(max(wanted, _MIN_POINTS), _MAX_POINTS)))
+    points = 2.0 * high / math.sqrt(6.0 * _SPREAD * variance / total)
+    size = 1 << math.ceil(math.log2(min(max(points, _MIN_POINTS), _MAX_POINTS)))
     width = 2.0 * high / (size - 4)
     lost, spectrum = _LEFT_OUT, np.ones(size // 2 + 1, dtype=np.complex128)
     for (pair, count), end in zip(pairs, ends, strict=True):

@@ -102,11 +102,11 @@ CHANGES = {
 
 
 def test_there_are_23_and_each_says_where_its_answers_come_from(home):
-    found = items(Record(home))
-    assert [item.number for item in found] == list(range(1, 24))
-    sources = {answer.source for item in found for answer in item.answers}
+    answers = items(Record(home))
+    assert [item.number for item in answers] == list(range(1, 24))
+    sources = {answer.source for item in answers for answer in item.answers}
     assert sources == {"the ledger", "the settings", "this software", ""}
-    for item in found:
+    for item in answers:
         for answer in item.answers:
             assert answer.text
             assert bool(answer.source) != ("not stated (dpswd-curator report --state " in answer.text)
@@ -211,16 +211,16 @@ def test_audits_are_those_of_the_documentation():
     others = (PRIVACY / "audit-mechanisms.md").read_text(encoding="utf-8")
     names = dict(re.findall(r"^\| ([a-z ]+) \| `([a-z_]+)` \|", others, flags=re.MULTILINE))
     names |= {"rows": "rows", "coefficients": "quantiles", "gradient": "gradient"}
-    found = {}
+    rows_of = {}
     for page in ("audit.md", "audit-mechanisms.md"):
         text = (PRIVACY / page).read_text(encoding="utf-8")
-        honest = text.partition("## The honest curator")[2].partition("\n## ")[0]
+        table = text.partition("## The honest curator")[2].partition("\n## ")[0]
         for name, trials, claimed, proved in re.findall(
-            r"^\| ([a-z ]+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", honest, flags=re.MULTILINE
+            r"^\| ([a-z ]+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", table, flags=re.MULTILINE
         ):
             if name in names:
-                found[names[name]] = (claimed, proved, trials)
-    assert found == AUDITED
+                rows_of[names[name]] = (claimed, proved, trials)
+    assert rows_of == AUDITED
 
 
 def test_there_is_no_formula_and_every_word_that_officers_search_for():

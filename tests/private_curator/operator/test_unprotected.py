@@ -64,8 +64,8 @@ def test_nothing_is_in_two_places_of_the_list():
 
 def test_every_message_of_the_contract_is_a_reply_or_a_request():
     """A message that neither is could be sent without this test seeing it."""
-    known = replied() | asked()
-    assert [name for name, one in CONTRACT.message_types_by_name.items() if one not in known] == []
+    messages = replied() | asked()
+    assert [name for name, one in CONTRACT.message_types_by_name.items() if one not in messages] == []
 
 
 def test_only_arrays_of_noised_numbers_are_called_released():

@@ -41,10 +41,10 @@ def test_gaussian_runs_are_one_gaussian_whose_shift_grows_with_the_records(runs,
     odds = composed(RunEvent(summed(sigma), steps) for sigma, steps in runs).odds(records=records)
     moved = records * shift
     assert between(2 * norm.cdf(moved / 2) - 1, odds.advantage)
-    found = norm.cdf(norm.ppf(FALSE_POSITIVES) + moved)
-    assert between(found, odds.true_positives)
+    hits = norm.cdf(norm.ppf(FALSE_POSITIVES) + moved)
+    assert between(hits, odds.true_positives)
     for prior in (0.5, 0.01):
-        sure = prior * found / (prior * found + (1 - prior) * FALSE_POSITIVES)
+        sure = prior * hits / (prior * hits + (1 - prior) * FALSE_POSITIVES)
         assert between(sure, odds.posterior(prior))
 
 
@@ -60,8 +60,8 @@ def test_one_step_of_a_secret_sample_is_the_mixture_that_it_is():
     assert between(distance, odds.advantage)
     at = norm.isf(FALSE_POSITIVES)
     # Sure only of what the sample shows: the pair is symmetric, and below its kink this test is the best one.
-    found = (1 - gamma) * norm.sf(at) + gamma * norm.sf(at - shift)
-    assert between(found, odds.true_positives)
+    hits = (1 - gamma) * norm.sf(at) + gamma * norm.sf(at - shift)
+    assert between(hits, odds.true_positives)
 
 
 def test_two_steps_of_a_secret_sample_by_another_grid():
