@@ -85,7 +85,7 @@ def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> s
 
 def again(noted: Mapping[str, Any]) -> str:
     """The page on which a second operator does what a first one has noted, filled in; empty where there is none."""
-    place = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve", "state": "/report?{}#state"}.get(
+    place = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve", "state": "/report?{}#statement"}.get(
         noted["act"], ""
     )
     given = {
