@@ -43,7 +43,7 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
     """
     seen, chosen = record.overview, selected(record.history, since=since, until=until)
     page = environment("dpswd.private_curator.operator").get_template("signed-report.html")
-    return page.render(
+    content = page.render(
         seen=seen,
         now=record.now,
         operator=record.home.operator,
@@ -55,6 +55,7 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
         why=WHY_COUNTS_DIFFER,
         tables=[*_annex(record, chosen)],
     )
+    return f"{content}\n"  # the signature is a line of its own
 
 
 _Table = tuple[str, tuple[str, ...], Sequence[tuple[object, ...]]]
