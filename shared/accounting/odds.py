@@ -140,7 +140,7 @@ def _composed(steps: frozenset[tuple[StepEvent, int]]) -> PrivacyCurve:
     lost, spectrum = _LEFT_OUT, np.ones(size // 2 + 1, dtype=np.complex128)
     for (pair, count), end in zip(pairs, ends, strict=True):
         positions = _positions(math.ceil(end / width))
-        loss = pair.loss(width * positions)
+        loss = pair.loss(width * positions.astype(np.float64))
         masses = np.zeros(size)
         np.add.at(masses, positions, loss.masses)
         np.add.at(masses, -positions, loss.mirrored)
@@ -149,7 +149,7 @@ def _composed(steps: frozenset[tuple[StepEvent, int]]) -> PrivacyCurve:
         spectrum *= fft.rfft(masses) ** count
     # What lies below the window comes up again at its end: more loss, never less.
     weights = np.maximum(fft.irfft(spectrum, n=size)[: size // 2], 0.0)
-    x = width * np.arange(size // 2)
+    x = width * np.arange(size // 2, dtype=np.float64)
     over, scaled = (np.cumsum(each[::-1])[::-1] for each in (weights, weights * np.exp(-x)))
     deltas = np.clip(over - np.exp(x) * scaled, 0.0, 1.0) + lost + _ROUNDING
     chosen = np.unique(np.round((size // 2 - 1) * np.linspace(0.0, 1.0, _LINES) ** 2).astype(np.int64))
