@@ -57,6 +57,21 @@ class BudgetRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What an operator stated for the record, in words that no program can check.
+
+    Attributes:
+        words: the statement's.
+        time: UTC.
+        by: who stated it.
+    """
+
+    words: str
+    time: str
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class AccountStatus:
     """One budget and what is used of it.
 

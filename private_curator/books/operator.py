@@ -23,6 +23,7 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.filter import PrivacyFilter
+from dpswd.shared.words import one_line
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
@@ -300,6 +301,21 @@ class OperatorActs(Store[Register]):
     def end(self, *, reason: str) -> None:
         """Stops every new release for ever. Idempotent."""
         self._set_state(Kind.ENDED, DataSetState.ENDED, reason)
+
+    def record_statement(self, item: str, words: str) -> None:
+        """States something that the report of the data set prints; it replaces what was stated of the item before.
+
+        Args:
+            item: what it is about, see `dpswd.private_curator.operator.officer.STATEMENTS`.
+            words: a line.
+
+        Raises:
+            InvalidValue: the words are no line of 1 to 200 printable characters.
+        """
+        for _, text in one_line("words", words, least=1):
+            raise InvalidValue(f"a statement {text}")
+        with self._transaction("record_statement") as transaction:
+            self._act(transaction, Kind.STATED, {"item": item, "words": words})
 
     def approve_extractor(self, digest: str) -> None:
         """Lets an extractor's graph run. Idempotent.

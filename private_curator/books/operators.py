@@ -34,6 +34,7 @@ SECONDED = {
     "extend": {Kind.BUDGET_EXTENDED},
     "approve": {Kind.CLIENT_ADDED, Kind.CERTIFICATE_ADDED},
     "restore": {Kind.RESTORED, Kind.STATE_ACCEPTED, Kind.COPIES_COUNTED},
+    "state": {Kind.STATED},
     "enrol": {Kind.OPERATOR_ADDED},
     "remove": {Kind.OPERATOR_REMOVED},
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest, Decision, Quote
+from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest, Decision, Quote, Statement
 from dpswd.private_curator.books.operators import Enrolled, who
 from dpswd.private_curator.books.place import Place
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, Account, Charge
@@ -49,6 +49,7 @@ class Register(Books):
     placed: int = 0  # the entry that says so
     copied: dict[str, list[Any]] = field(default_factory=dict)  # receipts of a copy, by hash: run and step, 0 to open
     copied_runs: Counter[str] = field(default_factory=Counter)  # how often each was charged for that
+    stated: dict[str, Statement] = field(default_factory=dict)  # the last of each item
     quanta: dict[str, int] = field(default_factory=dict)  # milliseconds, by what a step's work depends on
 
     def apply(self, entry: SignedEntry) -> None:
@@ -181,6 +182,10 @@ class Register(Books):
         )
 
 
+def _stated(books: Register, payload: Mapping[str, Any]) -> None:
+    books.stated[payload["item"]] = Statement(words=payload["words"], time=books.time, by=who(payload["by"]))
+
+
 def _counted(account: Account, price: Price) -> Account:
     return replace(account, spent=account.fixed_filter.add(account.spent, price), runs=account.runs + 1)
 
@@ -196,6 +201,7 @@ Register.handlers = {
     Kind.REQUEST_DECIDED: Register._request_decided,
     Kind.OPERATOR_ADDED: lambda books, payload: books.operators.add(payload),
     Kind.OPERATOR_REMOVED: lambda books, payload: books.operators.remove(payload),
+    Kind.STATED: _stated,
     Kind.EXTRACTOR_APPROVED: lambda books, payload: books.extractors.add(payload["digest"]),
     Kind.EXTRACTOR_REVOKED: lambda books, payload: books.extractors.discard(payload["digest"]),
 }

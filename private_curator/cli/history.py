@@ -6,11 +6,14 @@ from pathlib import Path
 
 import click
 
-from dpswd.private_curator.cli.common import FILE, home_if_given_option, home_option, needed
+from dpswd.private_curator.cli.common import FILE, chosen_act, home_if_given_option, home_option, needed
 from dpswd.private_curator.cli.showing import chosen_format, explain, show, table_options
+from dpswd.private_curator.operator.acts import state
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
 from dpswd.private_curator.operator.history import Category, selected
+from dpswd.private_curator.operator.officer import Answer, items
 from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.registry import registry_entry
 from dpswd.private_curator.operator.report import check_report, print_pdf, report_page, signed_page
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
@@ -72,7 +75,8 @@ def history(
 
 
 @click.command()
-@click.argument("file", type=FILE)
+@click.argument("what", required=False, type=click.Choice(["page", "registry"]))
+@click.argument("file", required=False, type=FILE)
 @click.option(
     "--pdf", type=FILE, help="Also a PDF, printed by the chromium of this machine; its signature lies beside."
 )
@@ -85,26 +89,63 @@ def history(
     help="Makes none: whether FILE (HTML, or PDF with its signature beside it) is as the holder of the ledger's key "
     "made it; KEY is the ledger's public key, or the file ledger.pub.",
 )
+@click.option(
+    "--state", "words", nargs=2, metavar="ITEM WORDS", help="States what no program knows, such as the legal-basis."
+)
 @home_if_given_option
+@table_options
 def report(
-    file: Path, home: HomeDirectory | None, pdf: Path | None, since: str | None, until: str | None, key: str | None
+    what: str | None,
+    file: Path | None,
+    home: HomeDirectory | None,
+    pdf: Path | None,
+    since: str | None,
+    until: str | None,
+    key: str | None,
+    words: tuple[str, str] | None,
 ) -> None:
-    """Writes a signed report for a board to FILE, an HTML page: the promise, the budget over time, who spent what.
+    """Shows the 23 items that officers look for, or writes them to FILE: a signed page, or an entry for the registry.
 
-    It holds no value of any record, and needs no other file and no network; any browser opens and prints it.
+    A page is HTML, prints to two sheets, and has runs, acts and refusals in its annex. The entry is YAML for the
+    deployments registry, tier 3. Neither holds a value of a record.
     """
-    if key is not None:
+    act = chosen_act(check=key, state=words)
+    if words is not None:
+        state(needed(home), *words)
+        click.echo(f"stated in the ledger: {words[0]}")
+    elif what is None and act is None:
+        _show_items(needed(home))
+    elif what is None or file is None:
+        raise click.UsageError("name what to write, page or registry, and its FILE")
+    elif key is not None:
         text = Path(key).read_text(encoding="ascii").strip() if Path(key).is_file() else key
         check_report(file, public_key=text)
         click.echo(f"{file} is as it was signed with this key")
-        return
-    home = needed(home)
+    else:
+        _write(what, file, needed(home), pdf, since=since, until=until)
+
+
+def _show_items(home: HomeDirectory) -> None:
+    rows = [
+        {"item": item.number, "title": item.title, "answer": answer.text, "from": answer.source or None}
+        for item in items(Record(home))
+        for answer in (*item.answers, *(Answer(": ".join(row), item.answers[0].source) for row in item.rows))
+    ]
+    show(rows, title="What officers look for, and where each answer comes from")
+
+
+def _write(
+    what: str, file: Path, home: HomeDirectory, pdf: Path | None, *, since: str | None, until: str | None
+) -> None:
     for path in (file, pdf):
         if path is not None and path.exists():
             raise SettingsError(f"{path} exists, and nothing is ever overwritten; choose another file")
-    page = signed_page(report_page(Record(home), since=since, until=until), sign=home.read_ledger_key().sign)
-    write_private(file, page)
+    if what == "registry":
+        write_private(file, registry_entry(Record(home)).encode())
+        click.echo(f"the entry is {file}: read it, it is meant for the public")
+        return
+    key = home.read_ledger_key()
+    write_private(file, signed_page(report_page(Record(home), since=since, until=until), sign=key.sign))
     click.echo(f"the report is {file}; who checks it needs the ledger's public key over another way")
     if pdf is not None:
-        signature = print_pdf(file, pdf, sign=home.read_ledger_key().sign)
-        click.echo(f"printed as {pdf}, signed in {signature}")
+        click.echo(f"printed as {pdf}, signed in {print_pdf(file, pdf, sign=key.sign)}")

@@ -60,6 +60,7 @@ class Acts:
             "/publication": self._pages.price,
             "/publication/make": self._publish,
             "/report": self._report,
+            "/report/state": self._state,
         }
 
     def _freeze(self, request: Request, form: FormData) -> Response:
@@ -154,6 +155,10 @@ class Acts:
         report = acts.verify_ledger(self._home)
         said = "verifies" if report.ok else f"DOES NOT VERIFY: {len(report.findings)} findings"
         return _done(request, "/ledger", f"The ledger {said}; {report.entries} entries were read.")
+
+    def _state(self, request: Request, form: FormData) -> Response:
+        acts.state(self._home, field(form, "item"), field(form, "words"))
+        return _done(request, "/report", "It is stated, and stands in the ledger.")
 
     def _report(self, _request: Request, form: FormData) -> Response:
         """The signed page, to be kept: a browser that showed it here would hold it to this console's policy."""

@@ -21,9 +21,10 @@ from dpswd.private_curator.console import views
 from dpswd.private_curator.console.door import LIVE
 from dpswd.private_curator.console.rendering import PLACES, Frame, page
 from dpswd.private_curator.operator import seconding
-from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ahead
 from dpswd.private_curator.operator.guards import Effect
 from dpswd.private_curator.operator.history import Category, selected
+from dpswd.private_curator.operator.officer import STATEMENTS, items
 from dpswd.private_curator.operator.record import Record, changes
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import LEAF_DAYS
@@ -119,7 +120,7 @@ class Pages:
             request,
             record,
             overview=overview,
-            ahead=views.ahead(overview),
+            ahead=ahead(overview),
             charts=views.charts(overview, now=record.now),
             chart_text=views.chart_in_words(overview),
             points=[
@@ -246,7 +247,9 @@ class Pages:
         )
 
     def _report(self, request: Request) -> Response:
-        return self._show("report", request, self._record())
+        record, asked = self._record(), request.query_params
+        given = {name: asked.get(name, "") for name in ("item", "words")}
+        return self._show("report", request, record, items=items(record), statements=STATEMENTS, given=given)
 
     def _waiting(self, record: Record) -> int:
         return sum(asked.decision is None for asked in record.requests) + len(seconding.waiting(self._home))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
-from dpswd.private_curator.operator.charts import share_of
-from dpswd.shared.core.errors import rounded
+from dpswd.private_curator.operator.rendering import environment, plain
 
 PLACES = (
     ("/", "Overview"),
@@ -81,11 +78,6 @@ class Frame:
         return PLACES
 
 
-def plain(text: object) -> str:
-    """Foreign text without what a reader cannot see: control characters, and those that reverse or hide others."""
-    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign)[0] == "C" else sign for sign in str(text))
-
-
 def linked(text: str) -> Markup:
     """Our own words, in which each act that has a page here leads to it."""
     parts = _ACTS.split(plain(text))
@@ -95,24 +87,8 @@ def linked(text: str) -> Markup:
     return Markup("").join(parts)
 
 
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("dpswd.private_curator.console"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters["plain"] = plain
-    made.filters["linked"] = linked
-    made.filters["up"] = lambda value: rounded(value, up=True)
-    made.filters["down"] = lambda value: rounded(value, up=False)
-    made.filters["time"] = dt.datetime.fromisoformat
-    made.globals["share_of"] = share_of
-    return made
-
-
-_TEMPLATES = _environment()
+_TEMPLATES = environment("dpswd.private_curator.console", "dpswd.private_curator.operator")
+_TEMPLATES.filters["linked"] = linked
 
 
 def page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

@@ -41,29 +41,6 @@ def moment(text: str) -> dt.datetime:
     return dt.datetime.fromisoformat(text)
 
 
-def ahead(overview: Overview) -> tuple[str, ...]:
-    """Where spending leads, in sentences."""
-    forecast = overview.forecast
-    if forecast.next_spent is None:
-        return ("Nothing was spent yet, so there is no rate to go by.",)
-    if overview.state != "open":
-        first = "Nothing is released now, so nothing is spent."
-    elif overview.remaining <= 0.0:
-        first = "The budget is exhausted: extend it first, if more is to be released."
-    elif forecast.exhausted_on is None:
-        first = "When the budget ends cannot be told: of less than a week of spending no rate is taken."
-    else:
-        since = "one run" if overview.runs == 1 else f"{overview.runs} runs"
-        first = f"At the rate so far ({since}) the budget is exhausted on {forecast.exhausted_on}."
-    left = rounded(max(0.0, overview.epsilon - forecast.next_spent), up=False)
-    second = (
-        f"The next run like the last leaves epsilon {left}."
-        if forecast.next_fits
-        else "Another run like the last is not admitted as things stand."
-    )
-    return first, second
-
-
 def charts(overview: Overview, *, now: dt.datetime) -> dict[str, SpentOverTime]:
     """The account over time, for a desktop and for a phone."""
     return {name: spent_over_time(overview, size=size, now=now) for name, size in _SIZES.items()}
@@ -108,9 +85,13 @@ def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> s
 
 def again(noted: Mapping[str, Any]) -> str:
     """The page on which a second operator does what a first one has noted, filled in; empty where there is none."""
-    place = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve"}.get(noted["act"], "")
+    place = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve", "state": "/report?{}#statement"}.get(
+        noted["act"], ""
+    )
     given = {
-        name: value for name, value in noted["arguments"].items() if name in ("epsilon", "delta", "days") and value
+        name: value
+        for name, value in noted["arguments"].items()
+        if name in ("epsilon", "delta", "days", "item", "words") and value
     }
     return place.format(urlencode({**given, "reason": noted["reason"]}))
 

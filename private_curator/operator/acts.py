@@ -16,6 +16,7 @@ from dpswd.private_curator.books.operator import check_extends
 from dpswd.private_curator.books.operators import Enrolled
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.operator import guards
+from dpswd.private_curator.operator.officer import checked_statement
 from dpswd.private_curator.operator.seconding import seconded
 from dpswd.private_curator.serving import renewals
 from dpswd.private_curator.serving.renewals import SigningRequest
@@ -141,6 +142,19 @@ def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:
     """
     with seconded(home, "remove", {"operator": name}, reason=reason) as acting, acting.open_ledger() as ledger:
         ledger.remove_operator(name, reason=reason, second=configuration.load(home.path).operators.second)
+
+
+def state(home: HomeDirectory, item: str, words: str) -> None:
+    """States something for the report.
+
+    Raises:
+        SettingsError: it waits for a second operator.
+        InvalidValue: the words are none that the item takes.
+    """
+    words = checked_statement(item, words)
+    arguments = {"item": item, "words": words}
+    with seconded(home, "state", arguments, reason=f"state {item}") as acting, acting.open_ledger() as ledger:
+        ledger.record_statement(item, words)
 
 
 def check_enrolled(home: HomeDirectory, enrolled: Enrolled) -> None:

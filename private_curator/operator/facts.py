@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.operator.history import Point
 from dpswd.private_curator.storage.checks import Check
+from dpswd.shared.core.errors import rounded
 
 WHY_COUNTS_DIFFER = (
     "A run's own epsilon, a client's count and the data set's increase differ, and each is right. Epsilon does not add "
@@ -73,6 +74,29 @@ class Overview:
     steps_repeated: int
     points: tuple[Point, ...]
     forecast: Forecast
+
+
+def ahead(overview: Overview) -> tuple[str, ...]:
+    """Where spending leads, in sentences."""
+    forecast = overview.forecast
+    if forecast.next_spent is None:
+        return ("Nothing was spent yet, so there is no rate to go by.",)
+    if overview.state != "open":
+        first = "Nothing is released now, so nothing is spent."
+    elif overview.remaining <= 0.0:
+        first = "The budget is exhausted: extend it first, if more is to be released."
+    elif forecast.exhausted_on is None:
+        first = "When the budget ends cannot be told: of less than a week of spending no rate is taken."
+    else:
+        since = "one run" if overview.runs == 1 else f"{overview.runs} runs"
+        first = f"At the rate so far ({since}) the budget is exhausted on {forecast.exhausted_on}."
+    left = rounded(max(0.0, overview.epsilon - forecast.next_spent), up=False)
+    second = (
+        f"The next run like the last leaves epsilon {left}."
+        if forecast.next_fits
+        else "Another run like the last is not admitted as things stand."
+    )
+    return first, second
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -347,10 +347,10 @@ class LedgerSettings(SettingsGroup):
 class OperatorSettings(SettingsGroup):
     """Whom acts need, and what operators are told without asking."""
 
-    second: tuple[Literal["extend", "approve", "restore"], ...] = setting(
+    second: tuple[Literal["extend", "approve", "restore", "state"], ...] = setting(
         (),
         "Acts that take two operators (docs/operator/guard-rails.md).",
-        allowed='list of "extend", "approve", "restore"',
+        allowed='list of "extend", "approve", "restore", "state"',
     )
     notify_command: tuple[str, ...] | None = setting(
         None,

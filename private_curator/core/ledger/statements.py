@@ -61,6 +61,7 @@ class Kind(enum.StrEnum):
     REQUEST_DECIDED = "request-decided"
     OPERATOR_ADDED = "operator-added"
     OPERATOR_REMOVED = "operator-removed"
+    STATED = "stated"
 
 
 class DataSetState(enum.StrEnum):

@@ -33,9 +33,7 @@ GENESIS = "0" * 64  # what the first entry names as its predecessor
 RUN_OPENED = "run-opened"
 STEP_ANSWERED = "step-answered"
 
-MAX_STATEMENT_BYTES = (
-    1 << 20
-)  # a statement has some hundreds; with the price of a run at many orders, some ten thousand
+MAX_STATEMENT_BYTES = 1 << 20  # a statement has some hundreds; with a run's price at many orders, some ten thousand
 Sign = Callable[[bytes], bytes]
 HEX_256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "kind", "payload", "previous", "seq", "time"}

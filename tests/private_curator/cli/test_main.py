@@ -262,7 +262,7 @@ def test_a_certificate_is_replaced_under_the_same_demands(operator, tmp_path):
 
 
 def test_a_home_that_nobody_named_is_asked_for_by_both_names(bare):
-    for words in (["budget"], ["report", "r.html"], ["operators"], ["serve"]):
+    for words in (["budget"], ["report", "page", "r.html"], ["operators"], ["serve"]):
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 2
         assert "--home" in result.output
@@ -426,13 +426,13 @@ def test_a_credential_is_a_file_of_ones_own(operator, tmp_path):
 
 def test_the_report_is_made_and_checked(operator, tmp_path):
     out = tmp_path / "report.html"
-    operator.run("--as", "anna", "report", out)
+    operator.run("--as", "anna", "report", "page", out)
     assert "by anna." in out.read_text()
-    operator.run("report", out, status=3)
+    operator.run("report", "page", out, status=3)
     operator.run("add", "ml-team", "--out", tmp_path / "team")
-    assert "is as it was signed" in operator.run("report", out, "--check", tmp_path / "team" / "ledger.pub")
+    assert "is as it was signed" in operator.run("report", "page", out, "--check", tmp_path / "team" / "ledger.pub")
     out.write_text(out.read_text().replace("by anna", "by ben"))
-    operator.run("report", out, "--check", tmp_path / "team" / "ledger.pub", status=4)
+    operator.run("report", "page", out, "--check", tmp_path / "team" / "ledger.pub", status=4)
 
 
 def test_requests_that_are_not_there(operator):
