@@ -113,8 +113,7 @@ class WorkerPool:
     def session(self, source: ExtractorSource) -> Iterator[Session]:
         """See `Engine`."""
         with self._taken() as pooled:
-            worker = pooled.ensure()
-            self._load(worker, source)
+            self._load(worker := pooled.ensure(), source)
             session = _WorkerSession(pooled, source, self._deadline)
             try:
                 yield session
@@ -251,7 +250,7 @@ class _WorkerSession:
         return torch.from_numpy(arena.array(self._slots[4]))
 
     def processor_seconds(self) -> float:
-        """Of the worker since it started."""
+        """See `dpswd.private_curator.steps.engine.HasWorker`."""
         return time.clock_gettime((~self._pooled.worker.pid << 3) | 2)  # Linux: another process's clock
 
     def end(self) -> None:
