@@ -184,10 +184,9 @@ class WorkerPool:
         if source.key in worker.loaded:
             worker.loaded[source.key] = worker.loaded.pop(source.key)  # used most recently
             return
-        drop = list(worker.loaded)[: max(0, len(worker.loaded) + 1 - MAX_LOADED)]
-        graph, weights = source.read()
-        message: dict[str, object] = {"op": "load", "key": source.key, "drop": drop}
-        _send_extractor(worker, message, graph, weights, deadline=self._deadline())
+        drop, (graph, weights) = list(worker.loaded)[: max(0, len(worker.loaded) + 1 - MAX_LOADED)], source.read()
+        load: dict[str, object] = {"op": "load", "key": source.key, "drop": drop}
+        _send_extractor(worker, load, graph, weights, deadline=self._deadline())
         for key in drop:
             worker.loaded.pop(key)
         worker.loaded[source.key] = None

@@ -20,6 +20,7 @@ MEASURED = {
     "accountant.md",
     "audit-mechanisms.md",
     "audit.md",
+    "for-your-officer.md",
     "in-words.md",
     "mechanisms.md",
     "reading-order.md",
