@@ -54,6 +54,7 @@ AUDITED: Mapping[str, tuple[str, str, str]] = {
 MOST_GROUPS = 6
 """Rows of releases on the page; the annex has each."""
 _SHOWN = 70  # characters of a purpose, a reason or a name
+_DIFFERING = 3  # packages that are named
 _BUDGET = re.compile(r"epsilon ([0-9.]+(?:e-?[0-9]+)?), delta ([0-9.]+(?:e-?[0-9]+)?)")
 _OVERRIDES = (Kind.STATE_ACCEPTED, Kind.RESTORED, Kind.COPIES_COUNTED)
 
@@ -260,5 +261,8 @@ def dependencies() -> str:
     data = importlib.resources.files("dpswd").joinpath("dependencies.cdx.json").read_bytes()
     listed = {part["name"]: part["version"] for part in json.loads(data)["components"]}
     installed = {re.sub(r"[-_.]+", "-", d.name).lower(): d.version for d in importlib.metadata.distributions()}
-    others = [name for name, own in sorted(installed.items()) if own.partition("+")[0] != listed.get(name, own)]
-    return hashlib.sha256(data).hexdigest()[:32] + (f", {len(others)} in other versions" if others else "")
+    others = [
+        f"{name} {own}" for name, own in sorted(installed.items()) if own.partition("+")[0] != listed.get(name, own)
+    ]
+    differing = ", ".join([*others[:_DIFFERING], "..."] if len(others) > _DIFFERING else others)
+    return hashlib.sha256(data).hexdigest()[:32] + (f"; installed in other versions: {differing}" if others else "")

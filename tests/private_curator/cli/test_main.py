@@ -427,11 +427,11 @@ def test_a_credential_is_a_file_of_ones_own(operator, tmp_path):
 def test_the_report_is_made_and_checked(operator, tmp_path):
     out = tmp_path / "report.html"
     operator.run("--as", "anna", "report", "page", out)
-    assert "by anna." in out.read_text()
+    assert "by <bdi>anna</bdi>." in out.read_text()
     operator.run("report", "page", out, status=3)
     operator.run("add", "ml-team", "--out", tmp_path / "team")
     assert "is as it was signed" in operator.run("report", "page", out, "--check", tmp_path / "team" / "ledger.pub")
-    out.write_text(out.read_text().replace("by anna", "by ben"))
+    out.write_text(out.read_text().replace("<bdi>anna", "<bdi>ben"))
     operator.run("report", "page", out, "--check", tmp_path / "team" / "ledger.pub", status=4)
 
 

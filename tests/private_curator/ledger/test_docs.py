@@ -47,6 +47,7 @@ def test_every_kind_has_the_documented_fields(ledger, open_run, answer, path, ke
         released = open_run(served, request_id="2").receipt.entry
     ledger.count_copies([released], reason="x")
     ledger.accept_state(reason="accepted by the board of ethics on 3 May")
+    ledger.record_statement("legal-basis", "x")
     ledger.freeze(reason="x")
     ledger.unfreeze(reason="x")
     ledger.end(reason="x")

@@ -48,7 +48,7 @@ def test_a_model_is_learned_and_evaluated_by_the_labelled_records_alone():
         assert 0.01 < high - low < 0.1
         assert report.population_interval.low < low < high < report.population_interval.high
         assert report.confusion.sum() == pytest.approx(report.labelled)
-        assert f"the labelled ones, about {report.labelled:.0f}, of 4000 records" in str(report)
+        assert f"of the about {report.labelled:.0f} labelled ones of 4000 records" in str(report)
         assert where.curator.charges[0].epsilon <= 1.0
         assert where.describe().spent <= 2.0  # what the second adds, not the ledger's price of it alone
 
@@ -68,7 +68,7 @@ def test_a_number_that_the_operator_says_is_no_part_of_the_release():
         assert "percentage points (95%)" in str(public.plan_evaluation(epsilon=1.0, model=good))
         reports = [where.evaluate(good, epsilon=1.0) for where in (private, public)]
         assert reports[1].labelled == 800
-        assert "the labelled ones, 800, of 4000 records" in str(reports[1])
+        assert "of the 800 labelled ones of 4000 records" in str(reports[1])
         assert reports[1].confusion.sum() == pytest.approx(800)
         widths = [one.accuracy_interval.high - one.accuracy_interval.low for one in reports]
         assert widths[1] < widths[0]
