@@ -26,6 +26,7 @@ def main() -> None:
         {
             "listen.port": "0",
             "listen.host": "localhost",
+            "clients.published_mechanisms": "true",
             "compute.device": "cpu",
             "compute.torch_threads": "1",
             "metrics.enabled": "true",
