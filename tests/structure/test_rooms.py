@@ -19,7 +19,7 @@ BUDGETS = {
     "private_curator/books": 3_117,
     "private_curator/cli": 2_479,
     "private_curator/observability": 527,
-    "private_curator/operator": 3_417,
+    "private_curator/operator": 3_421,
     "private_curator/records": 1_823,
     "private_curator/serving": 1_687,
     "private_curator/settings": 518,
