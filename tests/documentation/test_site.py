@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import os
@@ -112,16 +113,30 @@ def test_search_finds_every_page(site):
             assert f'"location":"{html_of(site, page).relative_to(site)}"' in index or page.name == "README.md", page
 
 
+@contextlib.contextmanager
+def served(site):
+    """The site's address on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.mark.end_to_end
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(AXE is None, reason="NO AXE LOOKED AT THE SITE: DPSWD_AXE names no axe.min.js")
 def test_axe_finds_nothing_on_any_page_in_light_and_dark(site, built):
     """Slow on a busy machine: two hundred pages, each some seconds."""
-    with started() as browser:
+    with served(site) as address, started() as browser:
         for scheme, name in (("light", "default"), ("dark", "slate")):
             prefer(browser, scheme)
             for page in built:
-                browser.get(page.as_uri())
+                browser.get(f"{address}/{page.relative_to(site)}")  # the page of what is not found has its style there
                 browser.execute_script("localStorage.clear()")  # the theme keeps the scheme that it met first
                 browser.refresh()
                 assert browser.execute_script("return document.body.dataset.mdColorScheme") == name
@@ -132,19 +147,10 @@ def test_axe_finds_nothing_on_any_page_in_light_and_dark(site, built):
 def test_a_search_for_install_finds_the_page_first(site):
     from selenium.webdriver.common.by import By
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server,
-        started() as browser,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(site) as address, started() as browser:
         browser.implicitly_wait(60)
-        browser.get(f"http://127.0.0.1:{server.server_port}/operator/records.html?q=install")
+        browser.get(f"{address}/operator/records.html?q=install")
         links = browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
-        server.shutdown()
         assert "/install.html" in links[0].get_attribute("href")
 
 
