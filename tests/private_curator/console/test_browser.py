@@ -165,7 +165,7 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     pausing = next(each for each in first.find_elements(By.TAG_NAME, "summary") if each.text == "Pause")
     pausing.send_keys(Keys.ENTER)
     first.find_element(By.NAME, "reason").send_keys("holidays <b>", Keys.ENTER)
-    assert find(".notice").text == "ml-team is paused: nothing new is released to it."
+    arrived("ml-team is paused: nothing new is released to it.", ".notice")
     assert find("section[aria-labelledby=client-1] .pill").text == "paused"
     find("a[href^='/history?kind=refusal&client=']").click()
     arrived("History")
@@ -178,7 +178,7 @@ def test_an_operator_looks_decides_and_signs_out(browser, command, home):
     granted.send_keys("0.2")
     find("input[name=reason]").send_keys("for the rerun alone")
     find("button[value=approve]").click()
-    assert find(".notice").text == "ml-team's request is cut: epsilon 0.2 is added."
+    arrived("ml-team's request is cut: epsilon 0.2 is added.", ".notice")
 
     with somebody_elses_page(f"{console}/freeze") as elsewhere:
         browser.get(elsewhere)
@@ -255,9 +255,9 @@ def test_an_operator_takes_a_client_in_extends_and_publishes(browser, tmp_path):
             arrived(heading)
         assert find(".notice").text.startswith("cardiology is added")
         limit("cap", "0.25")
-        assert find(".notice").text == "cardiology may spend at most epsilon 0.25 a day."
+        arrived("cardiology may spend at most epsilon 0.25 a day.", ".notice")
         limit("share", "2.5")
-        assert find(".notice").text == "The share of cardiology is epsilon 2.5."
+        arrived("The share of cardiology is epsilon 2.5.", ".notice")
         limit("share", "9")
         arrived("That was not possible")
         find("main a[href='/budget#extend']").click()
@@ -267,7 +267,7 @@ def test_an_operator_takes_a_client_in_extends_and_publishes(browser, tmp_path):
         arrived("Extend the budget?")
         find("button.grave").click()
         arrived("Budget")
-        assert find(".notice").text == "The budget is extended to epsilon 3.5."
+        arrived("The budget is extended to epsilon 3.5.", ".notice")
 
         browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
         browser.get(f"{console}/publication")
