@@ -14,8 +14,9 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dpswd.private_curator.operator.record import Record
 from dpswd.shared.accounting.odds import PrivacyCurve, composed
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import InvalidValue, rounded
+from dpswd.shared.core.privacy.events import RunEvent
 
 TEXTS: Mapping[str, Any] = tomllib.loads(
     importlib.resources.files("dpswd.private_curator.operator").joinpath("officer.toml").read_text(encoding="utf-8")
@@ -198,18 +200,23 @@ _Table = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
 def _odds(record: Record) -> _Table:
     seen = record.overview
     k = seen.records_per_person
-    whole = PrivacyCurve.promised(*promised_to_person(seen.epsilon, seen.delta, k)).odds()
-    until = composed(run.event for run in record.reading.runs).odds(records=k)
-    return (
-        "",
-        "Attacker's advantage",
-        "Sure, from 50%",
-        "Sure, from 1%",
-        "Finds, at 0.1% false positives",
-    ), tuple(
+    most = max(seen.epsilon, seen.spent)  # what copies released is charged beyond the budget as well
+    whole = PrivacyCurve.promised(*promised_to_person(most, seen.delta, k)).odds()
+    until = composed(_released(record)).odds(records=k)
+    heads = ("", "Attacker's advantage", "Sure, from 50%", "Sure, from 1%", "Finds, at 0.1% false positives")
+    return heads, tuple(
         (name, *map(_percent, (each.advantage, each.posterior(0.5), each.posterior(0.01), each.true_positives)))
         for name, each in (("Released until now", until), ("All of the budget", whole))
     )
+
+
+def _released(record: Record) -> Iterator[RunEvent]:
+    """The runs of the ledger, and those that copies of it released, which are charged from receipts."""
+    yield from (run.event for run in record.reading.runs)
+    for entry in record.reading.entries:
+        if entry.kind == Kind.COPIES_COUNTED:
+            for run in entry.payload["runs"]:
+                yield from repeat(record.reading.books.accounting.event_from_json(run["event"]), run["times"])
 
 
 def _percent(share: float) -> str:

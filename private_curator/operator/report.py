@@ -70,15 +70,7 @@ def _annex(record: Record, chosen: Sequence[Event]) -> Iterator[_Table]:
     )
     yield (
         "Runs and their purposes",
-        (
-            "Opened",
-            "Client",
-            "Purpose",
-            "Release",
-            "Noise (standard deviation)",
-            "Epsilon alone",
-            "Adds to the data set",
-        ),
+        ("Opened", "Client", "Purpose", "Release", "Noise (deviation)", "Epsilon alone", "Adds to the data set"),
         [
             (r.opened[:16], r.client, r.purpose, r.release, r.noise, r.epsilon, r.increase)
             for r in record.runs

@@ -206,6 +206,18 @@ def test_the_odds_are_those_of_the_release(tmp_path):
     assert all(float(a.rstrip("%")) < float(b.rstrip("%")) for a, b in zip(until, whole, strict=True))
 
 
+def test_what_a_copy_released_is_in_the_odds(home, tmp_path):
+    once = items(Record(home))[3].rows[0]
+    copy = HomeDirectory(shutil.copytree(home.path, tmp_path / "served"))
+    with copy.open_ledger(here=False) as served:
+        released = charged(served, quantiles(8, 2.0), batch=RECORDS)
+    with home.open_ledger() as ledger:
+        assert ledger.count_copies([released.receipt.entry], reason="it was served") == 1
+    with copy.open_ledger(here=False) as served:  # the same two releases, of one ledger
+        together = items(Record(copy))[3].rows[0]
+    assert items(Record(home))[3].rows[0] == together != once
+
+
 def test_audits_are_those_of_the_documentation():
     """Each row of the honest curators' tables, by the mechanism that it attacks."""
     others = (PRIVACY / "audit-mechanisms.md").read_text(encoding="utf-8")
