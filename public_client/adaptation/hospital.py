@@ -7,7 +7,7 @@ Usage::
         print(plan)
         model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan)
 
-or, in a training loop of one's own::
+or, in a training loop of one's own, by a method whose steps have a loss (`AllWeights`, `Adapter`, `Rows`)::
 
         with hospital.open(plan, extractor) as run:
             loss = class_loss + run.loss(extractor(images))
@@ -166,7 +166,7 @@ class Hospital(AbstractContextManager["Hospital"]):
                 them nothing of this can be known, and such a run is charged.
 
         Returns:
-            The run; `run.loss(features)` draws one step.
+            The run; `draw` draws one step, and so does `loss(features)` where the method's steps have a loss.
 
         Raises:
             DataInvalid, InvalidValue: the source is refused; nothing was spent.

@@ -76,7 +76,7 @@ class Release(Generic[Reply]):
     Use as a context manager in a loop of one's own::
 
         with hospital.open(plan, extractor) as run:
-            loss = run.loss(extractor(images))
+            step = run.draw()
 
     Args:
         curator: a connection.
