@@ -35,7 +35,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -267,45 +266,56 @@ def _computed(code: str) -> str:
     return ast.dump(Bare().visit(ast.parse(code)))
 
 
-class _Copy:
-    """A copy of the tree in which one process runs the tests of one mutant after the other."""
+def copied_tree() -> Path:
+    """A copy of the tree, compiled, for mutants one after the other."""
+    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+    for part in _PARTS:
+        shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (each for each in ROOT.iterdir() if each.is_file()):
+        shutil.copy2(file, folder)
+    for part in ("shared", "private_curator", "public_client", "tests"):
+        compileall.compile_dir(folder / part, quiet=2)
+    return folder
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
-        for part in _PARTS:
-            shutil.copytree(
-                ROOT / part, self.folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-            )
-        for file in (each for each in ROOT.iterdir() if each.is_file()):
-            shutil.copy2(file, self.folder)
-        for part in ("shared", "private_curator", "public_client", "tests"):
-            compileall.compile_dir(self.folder / part, quiet=2)
-        self.start(path=self.folder)
 
-    def start(self, *, path: Path) -> None:
-        """Starts the process that forks; `path` is where it imports from."""
+@contextlib.contextmanager
+def mutated(folder: Path, mutant: Mutant) -> Iterator[None]:
+    """The tree in a folder with one change."""
+    file = folder / mutant.file
+    unchanged = file.read_text(encoding="utf-8")
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+        compiled.unlink()
+    file.write_text(mutant.code, encoding="utf-8")
+    try:
+        yield
+    finally:
+        file.write_text(unchanged, encoding="utf-8")
+
+
+class TestRunner:
+    """A process that forks for each question, so that libraries are loaded once.
+
+    Args:
+        folder: where tests are run.
+        path: where what they test is imported from.
+    """
+
+    __test__ = False  # it runs tests, and is none
+
+    def __init__(self, folder: Path, *, path: Path) -> None:
+        self.folder = folder
         environment = {"PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.mutants", "serve"], cwd=self.folder, env=os.environ | environment,
+            [sys.executable, "-m", "benchmarks.mutants", "serve"], cwd=folder, env=os.environ | environment,
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def verdict(self, mutant: Mutant | None, tests: Sequence[str], *, seconds: float) -> str:
-        """ "killed", "endless" or "survived"."""
+    def verdict(self, tests: Sequence[str], *, seconds: float) -> str:
+        """ "killed" where one of the tests fails, "endless" after so many seconds, "survived" else."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        if mutant is not None:
-            file = self.folder / mutant.file
-            unchanged = file.read_text(encoding="utf-8")
-            for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-                compiled.unlink()
-            file.write_text(mutant.code, encoding="utf-8")
-        try:
-            print(json.dumps({"tests": list(tests), "seconds": seconds}), file=self._server.stdin, flush=True)
-            return str(json.loads(self._server.stdout.readline())["verdict"])
-        finally:
-            if mutant is not None:
-                file.write_text(unchanged, encoding="utf-8")
+        print(json.dumps({"tests": list(tests), "seconds": seconds}), file=self._server.stdin, flush=True)
+        return str(json.loads(self._server.stdout.readline())["verdict"])
 
     def stop(self) -> None:
         """Ends the process."""
@@ -351,7 +361,7 @@ def _ended(child: int, seconds: float) -> str:
     return "survived" if status == 0 else "killed"
 
 
-def judge(mutant: Mutant, covered: Covered, copies: SimpleQueue[_Copy]) -> records.Row:
+def judge(mutant: Mutant, covered: Covered, runners: SimpleQueue[TestRunner]) -> records.Row:
     """Whether the tests notice a mutant."""
     chosen, spent = [], 0.0
     for test in covered.reaching(mutant.file, mutant.line):
@@ -360,16 +370,14 @@ def judge(mutant: Mutant, covered: Covered, copies: SimpleQueue[_Copy]) -> recor
         chosen.append(covered.names[test])
         spent += covered.seconds[test]
     if not chosen:
-        return {"verdict": "not reached", "tests": 0}
-    copy = copies.get()
+        return {"verdict": "not reached", "line": mutant.line, "tests": 0}
+    runner = runners.get()
     try:
-        return {
-            "verdict": copy.verdict(mutant, chosen, seconds=30.0 + _PATIENCE * spent),
-            "line": mutant.line,
-            "tests": len(chosen),
-        }
+        with mutated(runner.folder, mutant):
+            verdict = runner.verdict(chosen, seconds=30.0 + _PATIENCE * spent)
+        return {"verdict": verdict, "line": mutant.line, "tests": len(chosen)}
     finally:
-        copies.put(copy)
+        runners.put(runner)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -378,10 +386,10 @@ def run(arguments: argparse.Namespace) -> None:
     files = [file for file in core_files() if not arguments.only or file.startswith(tuple(arguments.only))]
     places = [place for file in files for place in places_of(file)]
     print(f"{len(places)} places of {len(files)} files")
-    copies: SimpleQueue[_Copy] = SimpleQueue()
-    made = [_Copy() for _ in range(arguments.processes)]
-    for copy in made:
-        copies.put(copy)
+    runners: SimpleQueue[TestRunner] = SimpleQueue()
+    made = [TestRunner(folder, path=folder) for folder in (copied_tree() for _ in range(arguments.processes))]
+    for runner in made:
+        runners.put(runner)
     rows = records.Rows(RESULTS, arguments.results)
     try:
         with ThreadPoolExecutor(arguments.processes) as pool:
@@ -390,17 +398,12 @@ def run(arguments: argparse.Namespace) -> None:
                 mutants = drawn(places, arguments.sample, seed)
                 mutants = [each for each in mutants if not records.on_file(each.settings | {"seed": seed}, held)]
                 # All are begun at once and told in order, so that several copies work side by side.
-                jobs = [(mutant, pool.submit(judge, mutant, covered, copies)) for mutant in mutants]
-                rows.run((mutant.settings | {"seed": seed}, partial(_result, job)) for mutant, job in jobs)
+                jobs = [(mutant, pool.submit(judge, mutant, covered, runners)) for mutant in mutants]
+                rows.run((mutant.settings | {"seed": seed}, job.result) for mutant, job in jobs)
     finally:
-        for copy in made:
-            copy.stop()
-            shutil.rmtree(copy.folder)
-
-
-def _result(job: Any) -> records.Row:
-    row: records.Row = job.result()
-    return row
+        for runner in made:
+            runner.stop()
+            shutil.rmtree(runner.folder)
 
 
 def no_faults() -> list[dict[str, str]]:

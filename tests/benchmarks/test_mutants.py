@@ -77,12 +77,21 @@ def test_a_place_changes_one_thing(monkeypatch, tmp_path):
 def test_a_mutant_that_no_test_notices_survives_and_another_does_not(tmp_path):
     """In a process of its own that forks, as in a copy of the tree."""
     (tmp_path / "test_it.py").write_text("def test_it():\n    assert True\n\n\ndef test_other():\n    assert False\n")
-    copy = mutants._Copy.__new__(mutants._Copy)
-    copy.folder = tmp_path
-    copy.start(path=mutants.ROOT)
+    runner = mutants.TestRunner(tmp_path, path=mutants.ROOT)
     try:
-        assert copy.verdict(None, [f"{tmp_path}/test_it.py::test_it"], seconds=60.0) == "survived"
-        assert copy.verdict(None, [f"{tmp_path}/test_it.py"], seconds=60.0) == "killed"
-        assert copy.verdict(None, [f"{tmp_path}/test_it.py::test_it"], seconds=0.0) == "endless"
+        assert runner.verdict([f"{tmp_path}/test_it.py::test_it"], seconds=60.0) == "survived"
+        assert runner.verdict([f"{tmp_path}/test_it.py"], seconds=60.0) == "killed"
+        assert runner.verdict([f"{tmp_path}/test_it.py::test_it"], seconds=0.0) == "endless"
     finally:
-        copy.stop()
+        runner.stop()
+
+
+def test_a_change_is_taken_back_and_leaves_no_old_bytecode(tmp_path):
+    file, cache = tmp_path / "a.py", tmp_path / "__pycache__"
+    file.write_text(CODE)
+    cache.mkdir()
+    (cache / "a.cpython-311.pyc").write_bytes(b"of before")
+    with mutants.mutated(tmp_path, mutants.Mutant("a.py", 1, "op", 0, "before", "after", "changed = 1\n")):
+        assert file.read_text() == "changed = 1\n"
+        assert not list(cache.iterdir())
+    assert file.read_text() == CODE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from declarations import gradient, quantiles, rows
+from delayed_evaluator import Delayed
 from made_home import made_home
 from raw_client import RawClient, released
 from torch import nn
@@ -526,19 +528,11 @@ def test_records_that_do_not_keep_the_contract_are_not_served_and_the_pass_is_ma
         serve(**declared)
 
 
-class Loaded:
-    """An evaluator on a machine on which each step takes so many processor seconds longer."""
-
-    def __init__(self, evaluator, seconds):
-        self.evaluator, self.seconds = evaluator, seconds
-
-    @contextlib.contextmanager
-    def session(self, source):
-        with self.evaluator.session(source) as session:
-            ends = time.thread_time() + self.seconds
-            while time.thread_time() < ends:
-                pass
-            yield session
+def computing(seconds):
+    """So many seconds of a processor."""
+    ends = time.thread_time() + seconds
+    while time.thread_time() < ends:
+        pass
 
 
 @pytest.mark.parametrize("place", ["sqlite", "postgres"])
@@ -561,7 +555,7 @@ def test_two_servers_have_one_quantum_whatever_their_load(tmp_path, request, mon
         for load_s in (0.0, 0.3):
             running = server.CuratorServer(made, settings.load(made.path, chosen))
             pipeline = running.service.pipeline
-            pipeline.evaluator = Loaded(pipeline.evaluator, load_s)
+            pipeline.evaluator = Delayed(pipeline.evaluator, functools.partial(computing, load_s))
             with contextlib.ExitStack() as until_the_next:
                 stack = to_the_end if groups else until_the_next  # of a file one serves at a time
                 stack.callback(running.stop)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from declarations import evaluation, gradient, quantiles, rows
+from delayed_evaluator import Delayed
 from torch import nn
 
 from dpswd.private_curator.sandbox.pool import WorkerPool
@@ -192,19 +193,6 @@ def worker_pool():
     return WorkerPool(WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 30, seconds=60.0), workers=1)
 
 
-class Waiting:
-    """An evaluator that waits so many seconds for its turn at a processor."""
-
-    def __init__(self, evaluator, seconds):
-        self.evaluator, self.seconds = evaluator, seconds
-
-    @contextlib.contextmanager
-    def session(self, source):
-        with self.evaluator.session(source) as session:
-            time.sleep(self.seconds)
-            yield session
-
-
 @pytest.mark.parametrize("isolation", ["in-process", pytest.param("worker", marks=pytest.mark.end_to_end)])
 def test_waiting_for_a_processor_is_no_part_of_what_fixes_a_quantum(make_hospital, module, isolation):
     """Attack: quanta of 100 and 150 ms for one graph, by the load."""
@@ -215,7 +203,7 @@ def test_waiting_for_a_processor_is_no_part_of_what_fixes_a_quantum(make_hospita
         engine = hospital.pipeline.evaluator
         if isolation == "worker":
             engine = stack.enter_context(contextlib.closing(worker_pool()))
-        hospital.pipeline.evaluator = Waiting(engine, 0.3)
+        hospital.pipeline.evaluator = Delayed(engine, lambda: time.sleep(0.3))  # for its turn at a processor
         took = hospital.trials.step_time(run, extractor)
     assert took.wall_s >= 0.3
     assert 0.0 < took.processor_s < took.wall_s - 0.25
