@@ -11,7 +11,7 @@ RINGS = {"shared/core", "private_curator/core", "shared/sandbox", "private_curat
 """Which `test_rings` counts."""
 ANNEXES = {
     "public_client/published_methods", "shared/published_mechanisms", "shared/device_noise", "private_curator/console",
-    "private_curator/cluster", "private_curator/postgres", "private_curator/onnx",
+    "private_curator/cluster", "private_curator/postgres", "private_curator/onnx", "public_client/onnx",
 }  # fmt: skip
 BUDGETS = {
     "annexes": 11_442,
