@@ -87,9 +87,8 @@ def _without(model: nn.Module, name: str) -> Model | None:
     if not name:
         return Model(nn.Flatten(), copy.deepcopy(model))
     extractor = copy.deepcopy(model)
-    try:
-        layer = extractor.get_submodule(name)
-    except AttributeError:
+    layer = dict(extractor.named_modules()).get(name)
+    if layer is None:
         return None
     parent, _, own = name.rpartition(".")
     setattr(extractor.get_submodule(parent), own, nn.Identity())

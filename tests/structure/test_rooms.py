@@ -14,7 +14,7 @@ ANNEXES = {
     "private_curator/cluster", "private_curator/postgres", "private_curator/onnx", "public_client/onnx",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 10_638,
+    "annexes": 11_196,
     "private_curator/*.py": 1,
     "private_curator/books": 3_117,
     "private_curator/cli": 2_479,
