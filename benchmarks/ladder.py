@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.dann import in_process, trained
+from benchmarks.in_process import in_process, trained
 from benchmarks.normalisation.__main__ import CACHE, cells, target_of
 from benchmarks.records import Rows, options, read
 from dpswd import adapt

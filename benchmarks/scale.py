@@ -44,7 +44,6 @@ from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.limits import MAX_RELEASE_VALUES
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
@@ -96,7 +95,6 @@ ROWS = (
     Row("rows", "rows, k = 200, b = 128", _sliced(DIRECTIONS), 0, 128),
     Row("gradient", "gradient of a linear layer, through rows, b = 128",
         lambda _: GradientDeclaration("rows", SlicedDeclaration(DIRECTIONS, 50.0), SUM, 128), CLASSES, 128),
-    Row("critic", "critic's gradient, linear, b = 128", lambda _: CriticDeclaration(SUM), 1, 128),
     Row("labelled_gradient", "labelled gradient, linear, b = 128",
         lambda _: LabelledGradientDeclaration(CLASSES, SUM), CLASSES, 128),
     Row("sinkhorn", "sinkhorn, 100 + 100 points, 50 iterations, b = 128",

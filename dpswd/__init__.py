@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpswd.public_client.methods import Method, Recalibrate, Replay, Statistics
     from dpswd.public_client.methods.evaluation import Evaluate
     from dpswd.public_client.plans.plan import Plan
-    from dpswd.public_client.published_methods import Adapter, AllWeights, Dpda, DpDann, Finetune, PseudoLabels, Rows
+    from dpswd.public_client.published_methods import Adapter, AllWeights, Dpda, Finetune, PseudoLabels, Rows
     from dpswd.public_client.published_methods.transport import Transport, transported
     from dpswd.public_client.replay.missing_columns import TableView
     from dpswd.public_client.testing.local_hospital import LocalHospital
@@ -64,7 +64,6 @@ _MODULES = {
     "dpswd.public_client.published_methods": (
         "Adapter",
         "AllWeights",
-        "DpDann",
         "Dpda",
         "Finetune",
         "PseudoLabels",
@@ -93,7 +92,6 @@ __all__ = [
     "DataContract",
     "DataInvalid",
     "DomainAdaptation",
-    "DpDann",
     "Dpda",
     "DpswdError",
     "Evaluate",

@@ -12,7 +12,6 @@ from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclar
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
@@ -42,10 +41,6 @@ def gradient(sliced: Declared, summed: ClippedSum, *, source_features: int = 64)
     release, declared = sliced
     assert isinstance(declared, SlicedDeclaration)
     return "gradient", GradientDeclaration(release, declared, summed, source_features)
-
-
-def critic(summed: ClippedSum) -> Declared:
-    return "critic", CriticDeclaration(summed)
 
 
 def evaluation(declared: EvaluationDeclaration) -> Declared:

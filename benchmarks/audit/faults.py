@@ -196,13 +196,12 @@ FAULTS: dict[str, Fault] = {
             "generated points",
             "class statistics",
             "labelled gradient",
-            "critic",
         ),
     ),
     "batch maximum in the place of clipping": Fault(
         _batch_maximum, ("rows", "coefficients", "labelled rows", "labelled coefficients", "guessed directions")
     ),
-    "target gradient unsanitized": Fault(_plain_gradient, ("gradient", "labelled gradient", "critic")),
+    "target gradient unsanitized": Fault(_plain_gradient, ("gradient", "labelled gradient")),
     "generated points clipped one by one": Fault(_points_clipped_one_by_one, ("generated points",)),
     "directions chosen by the client": Fault(_directions_of_the_client, ("coefficients", "guessed directions")),
     "sample reused across steps": Fault(_sample_reused, ("run of samples",)),

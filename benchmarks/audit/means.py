@@ -40,9 +40,11 @@ from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.models.free_weights import free_count, free_moment_weight
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
-from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
+    LABELLED_GRADIENT,
+    LabelledGradientDeclaration,
+    LossGradientRequest,
+)
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
 
@@ -276,10 +278,10 @@ class EvaluationAttack(MeanAttack):
 
 @dataclass(frozen=True)
 class LossAttack(MeanAttack):
-    """On the gradient of a loss at weights of zero: the canary's is opposite to all others'; critic without labels."""
+    """On the gradient of a loss at weights of zero: the canary's is opposite to all others'."""
 
     def module(self) -> nn.Module:
-        """One score for each class, or one logit, of weights that are zero."""
+        """One score for each class, of weights that are zero."""
         made = nn.Linear(1, self.features, bias=False)
         made.weight.data.zero_()
         return made
@@ -292,20 +294,19 @@ class LossAttack(MeanAttack):
     @property
     def mechanism(self) -> str:
         """The name of what every step releases."""
-        return LABELLED_GRADIENT.name if self.classes else CRITIC.name
+        return LABELLED_GRADIENT.name
 
-    def declaration(self, sigma: float) -> LabelledGradientDeclaration | CriticDeclaration:
+    def declaration(self, sigma: float) -> LabelledGradientDeclaration:
         """The mechanism's own declaration."""
-        summed = ClippedSum(("weight",), self.clip_norm, sigma)
-        return LabelledGradientDeclaration(self.classes, summed) if self.classes else CriticDeclaration(summed)
+        return LabelledGradientDeclaration(self.classes, ClippedSum(("weight",), self.clip_norm, sigma))
 
     def parts(self, reply: Any) -> Sequence[Any]:
         """See `KnownMean`."""
         return (reply.gradient,)
 
     def mean(self, *, neighbour: bool) -> Tensor:
-        """See `KnownMean`: -x/2 for the critic's logit; (-x/2, x/2) for the scores of a record x of class 0."""
-        direction = torch.tensor([-1.0, 1.0] if self.classes else [-1.0], dtype=torch.float64)
+        """See `KnownMean`: (-x/2, x/2) for the scores of a record x of class 0."""
+        direction = torch.tensor([-1.0, 1.0], dtype=torch.float64)
         opposite = 2.0 if neighbour else 0.0
         return (self.records - opposite) * self.clip_norm * direction / torch.linalg.vector_norm(direction)
 
@@ -342,11 +343,6 @@ ATTACKS: tuple[Attack, ...] = (
         name="labelled gradient",
         what="one sanitized gradient of the cross-entropy, full batch of 16",
         records=16, batch=16, features=2, scores=_SCORES, clip_norm=0.25, classes=2,
-    ),
-    LossAttack(
-        name="critic",
-        what="one sanitized gradient of a critic's loss, full batch of 16",
-        records=16, batch=16, features=1, scores=_SCORES, clip_norm=0.25,
     ),
 )  # fmt: skip
 """Every mechanism of `dpswd.shared.core.mechanisms` is attacked by at least one."""

@@ -24,13 +24,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.fuzz.site import RECORD_SHAPE, Finding, Site
+from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, Finding, Site
 from benchmarks.records import Row, Rows, options
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
+    LabelledGradientDeclaration,
+    LossGradientRequest,
+)
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node, infer
 from dpswd.shared.sandbox.operations import Shape
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
@@ -193,10 +195,11 @@ def random_graph(rng: random.Random, shape: Shape) -> ExtractorGraph:
     ends = [number for number in range(len(shapes)) if number not in used]
     flat = [add("reshape", (end,), {"shape": (math.prod(shapes[end]),)}) for end in ends]
     last = flat[0] if len(flat) == 1 else add("concat", tuple(flat), {})
-    if _flag(rng):
-        add("linear", (last,), {"in_features": shapes[last][0], "out_features": 1, "bias": True})
+    size = shapes[last][0]
+    if _flag(rng) or size < CLASSES:
+        add("linear", (last,), {"in_features": size, "out_features": CLASSES, "bias": True})
     else:
-        add("slice", (last,), {"axis": 0, "begin": shapes[last][0] - 1, "end": shapes[last][0]})
+        add("slice", (last,), {"axis": 0, "begin": size - CLASSES, "end": size})
     return ExtractorGraph(tuple(nodes), shape)
 
 
@@ -252,8 +255,8 @@ class Campaign:
         run = pb.RunParameters(
             graph_digest=digests.graph_digest,  # type: ignore[attr-defined]
             weights_digest=digests.weights_digest,  # type: ignore[attr-defined]
-            mechanism="critic",
-            declaration=CriticDeclaration(ClippedSum(chosen, 1.0, 6e5)).to_bytes(),
+            mechanism="labelled_gradient",
+            declaration=LabelledGradientDeclaration(CLASSES, ClippedSum(chosen, 1.0, 6e5)).to_bytes(),
             batch_size=BATCH,
             steps=2,
         )

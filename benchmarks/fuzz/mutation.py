@@ -33,7 +33,7 @@ _INTO = 0.7  # of the mutations go into the bytes that a mechanism reads, which 
 _FLOATS = tuple(struct.pack("<f", value) for value in (0.0, -0.0, math.nan, math.inf, 1e38, 1e-45, 1.0))
 _INSIDE: dict[str, tuple[type[Message], ...]] = {
     "declaration": (
-        pb.SlicedDeclaration, pb.GradientDeclaration, pb.CriticDeclaration, pb.EvaluationDeclaration,
+        pb.SlicedDeclaration, pb.GradientDeclaration, pb.EvaluationDeclaration,
         pb.ClassStatisticsDeclaration, pb.LabelledGradientDeclaration, pb.ScoreStatisticsDeclaration,
     ),
     "payload": (

@@ -21,10 +21,11 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
-from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
+    LabelledGradientDeclaration,
+    LossGradientRequest,
+)
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 Seeds = dict[str, list[Message]]
@@ -42,11 +43,10 @@ def make(site: Site) -> Seeds:
     dense = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.ReLU())
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4))
     seeds: Seeds = {"Describe": [pb.DescribeRequest(), site.describe_with_receipt()]}
-    extractor, _, model, critic = (
+    extractor, _, model = (
         _upload(site, seeds, module)
-        for module in (dense, convolution, nn.Sequential(nn.Flatten(), nn.Linear(pixels, CLASSES)),
-                       nn.Sequential(nn.Flatten(), nn.Linear(pixels, 1)))
-    )  # fmt: skip
+        for module in (dense, convolution, nn.Sequential(nn.Flatten(), nn.Linear(pixels, CLASSES)))
+    )
     features = np.random.default_rng(1).standard_normal((_BATCH, 5), dtype=np.float32)
     seeds["UploadSource"] = [pb.UploadSourceRequest(features=arrays.encode_floats(features))]
     digest = site.call("UploadSource", seeds["UploadSource"][0]).source_digest  # type: ignore[attr-defined]
@@ -88,10 +88,7 @@ def make(site: Site) -> Seeds:
         "labelled_gradient": (
             model | common,
             LabelledGradientDeclaration(CLASSES, summed),
-            [LossGradientRequest()],
-        ),
-        "critic": (
-            critic | common, CriticDeclaration(summed), [LossGradientRequest(np.zeros(pixels + 1, dtype=np.float32))],
+            [LossGradientRequest(), LossGradientRequest(np.zeros(CLASSES * (pixels + 1), dtype=np.float32))],
         ),
     }  # fmt: skip
     seeds["RequestBudget"] = [pb.RequestBudgetRequest(), pb.RequestBudgetRequest(epsilon=1.0, purpose="a site more")]

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.dann import in_process
+from benchmarks.in_process import in_process
 from benchmarks.normalisation import sources
 from benchmarks.normalisation.shifts import NAMES, shifted
 from benchmarks.records import Rows, mean_and_deviation, options, read

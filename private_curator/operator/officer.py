@@ -47,7 +47,6 @@ AUDITED: Mapping[str, tuple[str, str, str]] = {
     "class_statistics": ("1.869", "0.00", "200"),
     "evaluation": ("1.869", "0.09", "200"),
     "labelled_gradient": ("1.869", "0.00", "200"),
-    "critic": ("1.869", "0.00", "200"),
 }
 """Epsilon claimed and proved, and trials on each side, as docs/privacy/audit.md and audit-mechanisms.md have them."""
 

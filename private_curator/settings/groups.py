@@ -206,7 +206,7 @@ class PermissionSettings(SettingsGroup):
     )
     published_mechanisms: bool = setting(
         False,
-        "Whether clients may ask for what only published methods need: rows, gradient, critic, sinkhorn and their like "
+        "Whether clients may ask for what only published methods need: rows, gradient, sinkhorn and their like "
         "(docs/ml-team/methods.md).",
     )
 

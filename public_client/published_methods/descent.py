@@ -52,8 +52,8 @@ class AnsweredStep:
         number: 1 for the first step of the run.
         loss: scalar; its gradient is that of the public half in what it was computed from, and the sanitized one in
             the adapted parameters.
-        distance: how far source and target are from each other: the estimated distance F of `losses`, or a critic's
-            loss on the source.
+        distance: how far source and target are from each other: the estimated distance F of `losses`, or what the
+            method says in its place.
         scale: the public scale of the step's cotangents; loss / scale has gradients of comparable size at all steps.
         request_id: of the step.
     """

@@ -43,9 +43,10 @@ from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LABELLED_GRADIENT,
     LabelledGradientDeclaration,
+    LossGradientReply,
+    LossGradientRequest,
     entropy_cotangents,
 )
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import weights_from_bytes
 

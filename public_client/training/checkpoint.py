@@ -5,7 +5,7 @@ it is sent: a client that dies at any moment sends the same bytes again after it
 goes on, with no step spent twice and none lost. The directory holds
 
     start.pt        the source-trained weights, and the source features where they stay fixed
-    NAME.pt         what a method's run is declared with, such as a critic's first weights
+    NAME.pt         what a method's run is declared with, such as a head's first weights
     run.json        the plan and the request id of OpenRun (written before the run is charged)
     state.pt        weights, optimiser and averages after the last applied step
     batch.pt        the public batch that the request under way was made with, where each step has its own

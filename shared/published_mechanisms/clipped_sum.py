@@ -1,6 +1,6 @@
 """A sum over the sample of one clipped gradient for each record, as runs declare it (docs/privacy, section 5).
 
-The mechanisms that release such a sum (through the target branch, of a critic's loss) share its declaration, its rules,
+The mechanisms that release such a sum (through the target branch, of a loss) share its declaration, its rules,
 its price and the adapted parameters that a step brings.
 """
 

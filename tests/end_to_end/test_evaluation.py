@@ -1,4 +1,4 @@
-"""Evaluations and a critic's training against a curator process, through the client's own commands."""
+"""Evaluations and an adapter's training against a curator process, through the client's own commands."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def test_the_delivered_model_runs_at_the_hospital_without_the_client(hospital, m
         assert len(list(csv.DictReader(file))) == N
 
 
-def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_adapter(tmp_path):
-    """DP-DANN over the real service: the charge is the budget to three digits; tests/public_client has the accuracy.
+def test_a_training_is_charged_at_the_accountants_price_and_moves_the_adapter(tmp_path):
+    """Over the real service: the charge is the budget to three digits; tests/public_client has the accuracy.
 
     The client dies after its second step; the run is charged once, and no step is drawn twice.
     """
@@ -166,7 +166,7 @@ def test_a_critics_training_is_charged_at_the_accountants_price_and_moves_the_ad
         with pytest.raises(InvalidValue, match="does not offer 'evaluation'"):  # its operator declares no classes
             connected.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.1)
         wishes = {"epsilon": 4.0, "steps": 4, "batch_size": 200}
-        asked = ("dp-dann", (extractor, classifier), loader, connected)
+        asked = ("adapter", (extractor, classifier), loader, connected)
         with pytest.raises(Died):
             trained_by(*asked, wishes=wishes, checkpoint=tmp_path / "run", evaluate=die)
         assert hospital.budget()["steps_charged"] == 4  # all of them when the run was opened

@@ -40,13 +40,13 @@ from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.protocol.status import to_status
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LossGradientReply
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 torch.set_num_threads(1)
 
 OFFERED = (
-    "rows", "quantiles", "gradient", "critic", "class_statistics", "score_statistics", "feature_sums",
+    "rows", "quantiles", "gradient", "class_statistics", "score_statistics", "feature_sums",
     "labelled_gradient",
 )  # fmt: skip
 
@@ -200,7 +200,7 @@ class FakeCurator(rpc.CuratorServiceServicer):
 
     def _reply(self):
         """Numbers of the declared sizes."""
-        if self.mechanism.name in ("critic", "labelled_gradient"):
+        if self.mechanism.name == "labelled_gradient":
             return LossGradientReply(self._sums())
         if self.mechanism.name == "gradient":
             return GradientReply(self._sliced(self.declared.sliced), self._sums(), 0.5)

@@ -14,12 +14,12 @@ ANNEXES = {
     "private_curator/cluster", "private_curator/postgres", "private_curator/onnx", "public_client/onnx",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 11_196,
+    "annexes": 10_733,
     "private_curator/*.py": 1,
     "private_curator/books": 3_117,
     "private_curator/cli": 2_479,
     "private_curator/observability": 527,
-    "private_curator/operator": 3_418,
+    "private_curator/operator": 3_417,
     "private_curator/records": 1_823,
     "private_curator/serving": 1_687,
     "private_curator/settings": 518,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from declarations import critic, gradient, quantiles, rows
+from declarations import gradient, quantiles, rows
 from hospital import NoNoise
 from published_site import CLIENT, METHOD, PURPOSE, Site, network, source, with_parameters
 from torch import nn
@@ -28,7 +28,6 @@ from dpswd.shared.protocol.publications import Proposal, Publication
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 QUANTILES = ALL_MECHANISMS["quantiles"]
@@ -150,7 +149,6 @@ SLICED = quantiles(2, 3.0, directions=4)
 ONE_STEP = {
     "rows": (rows(30.0, directions=4), b""),
     "gradient": (gradient(SLICED, ClippedSum(("0.bias",), 0.5, 8.0)), GradientRequest(source(20)[0][:, :5].numpy())),
-    "critic": (critic(ClippedSum(("0.bias",), 0.5, 8.0)), LossGradientRequest()),
 }
 
 
@@ -158,7 +156,7 @@ ONE_STEP = {
 def test_any_mechanism_is_published_by_its_own_bytes(site, tmp_path, name):
     """The hospital knows no mechanism by name: what a step brings stands in the proposal."""
     (mechanism, declared), payload = ONE_STEP[name]
-    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), *([nn.Linear(5, 1)] if name == "critic" else [])).eval()
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU()).eval()
     base = site.proposal(extractor=module)
     declared = replace(
         with_parameters(base, mechanism=mechanism, declaration=declared.to_bytes()),

@@ -223,7 +223,7 @@ def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
     paid = client.prepare_step(run)
     first = client.send(paid)
     assert set(client.describe().mechanisms) == {
-        "rows", "quantiles", "gradient", "critic", "feature_sums",
+        "rows", "quantiles", "gradient", "feature_sums",
     }  # fmt: skip
     before = client.describe().data_set_budget.epsilon_spent
     client = serve(**{"clients.mechanisms": '["ml-team=rows,class_statistics", "*=quantiles"]'})
@@ -282,7 +282,7 @@ def test_permissions_for_what_is_unknown_are_refused_at_start(directory):
     (finding,) = [one for one in preflight.check(made, {"clients.mechanisms": '["a=row"]'}) if one.check == "settings"]
     assert not finding.ok
     assert "names row" in finding.text
-    for wrong in ('["ml-team"]', '["=rows"]', '["ml-team="]', '["a=rows, critic"]', '["a=rows", "a=critic"]'):
+    for wrong in ('["ml-team"]', '["=rows"]', '["ml-team="]', '["a=rows, gradient"]', '["a=rows", "a=gradient"]'):
         with pytest.raises(errors.SettingsError, match=r"clients\.mechanisms"):
             settings.load(made.path, {"clients.mechanisms": wrong})
 

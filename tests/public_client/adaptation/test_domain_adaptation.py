@@ -66,7 +66,8 @@ def fit(adaptation, **arguments):
 
 
 def weights(adaptation):
-    modules = (adaptation.target_extractor, adaptation.classifier)
+    trained = adaptation.model()
+    modules = (trained.extractor, trained.classifier)
     return [value.clone() for module in modules for value in module.state_dict().values()]
 
 
@@ -176,8 +177,8 @@ def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path,
 
 
 @pytest.mark.parametrize("answered", [0, 3, STEPS - 1])
-@pytest.mark.parametrize("method", ["adapter", "dp-dann"])
-def test_a_resumed_adapter_ends_where_an_uninterrupted_one_does(connect, served, tmp_path, method, answered):
+@pytest.mark.parametrize("method", ["adapter", "finetune"])
+def test_a_resumed_training_ends_where_an_uninterrupted_one_does(connect, served, tmp_path, method, answered):
     """Whichever answer is the one that a killed client did not see any more."""
     served.curator.failures["DrawStep:after"] = [None] * answered + [1]
     with pytest.raises(errors.CuratorUnavailable):
@@ -209,29 +210,28 @@ def test_a_resumed_step_is_scored_with_the_batch_that_it_was_asked_with(connect,
 
 def test_a_checkpoint_of_another_plan_is_refused(connect, tmp_path):
     fit(model(connect(), "adapter"), checkpoint=tmp_path / "run")
-    for other, wishes in (("adapter", {"steps": STEPS + 1}), ("adapter", {"clip_norm": 0.25}), ("dp-dann", {})):
+    for other, wishes in (("adapter", {"steps": STEPS + 1}), ("adapter", {"clip_norm": 0.25}), ("rows", {})):
         with pytest.raises(errors.SettingsError, match="another plan"):
             fit(model(connect(), other, **wishes), checkpoint=tmp_path / "run")
 
 
-def test_a_critic_is_continued_as_it_was_declared(connect, served, tmp_path):
+def test_a_head_is_continued_as_it_was_declared(connect, served, tmp_path):
     """Its first weights come from the checkpoint: with others the curator would not know the model again."""
     served.curator.failures["DrawStep:after"] = [None, None, 1]
     with pytest.raises(errors.CuratorUnavailable):
-        fit(model(connect(), "dp-dann"), checkpoint=tmp_path / "run")
+        fit(model(connect(), "finetune"), checkpoint=tmp_path / "run")
     store = Checkpoint(tmp_path / "run")
-    receipts = store.read("critic")
+    receipts = store.read("head")
     declared = served.curator.run
     assert served.curator.declared.sum.clip_norm == receipts["clip_norm"]
-    again = model(connect(), "dp-dann")
-    again.seed = 99  # of another critic, had there been none
-    fit(again, checkpoint=tmp_path / "run")
+    fit(model(connect(), "finetune"), checkpoint=tmp_path / "run")
     assert served.curator.run == declared
     assert served.curator.steps_charged == STEPS
-    receipts["critic"]["first.bias"] += 1.0
-    store.write("critic", receipts)
+    (bias,) = [value for name, value in receipts["classifier"].items() if name.endswith("head.bias")]
+    bias += 1.0
+    store.write("head", receipts)
     with pytest.raises(errors.SettingsError, match="another extractor"):
-        fit(model(connect(), "dp-dann"), checkpoint=tmp_path / "run")
+        fit(model(connect(), "finetune"), checkpoint=tmp_path / "run")
 
 
 def test_one_file_holds_the_whole_model(connect, tmp_path):

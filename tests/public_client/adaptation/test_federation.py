@@ -19,10 +19,10 @@ from dpswd.shared.core import errors
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LossGradientReply
 
 STEPS = 4
-WITH_ADAPTERS = ["adapter", "dp-dann"]
+OF_ITS_OWN = ["adapter", "finetune"]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_every_site_is_charged_its_own_run_and_every_method_can_share_a_model(co
         assert files == ["adapted.safetensors"]
 
 
-@pytest.mark.parametrize("method", WITH_ADAPTERS)
+@pytest.mark.parametrize("method", OF_ITS_OWN)
 @pytest.mark.long
 def test_by_default_each_site_has_a_model_and_a_file_of_its_own(connect, method, tmp_path):
     adaptation = fit(model(connect(), method))
@@ -112,7 +112,7 @@ def test_by_default_each_site_has_a_model_and_a_file_of_its_own(connect, method,
         adaptation.predict(images, site="east")
 
 
-@pytest.mark.parametrize("method", WITH_ADAPTERS)
+@pytest.mark.parametrize("method", OF_ITS_OWN)
 def test_a_site_alone_and_a_site_among_others_end_alike(connect, sites, method):
     """Sites with models of their own do not feel each other."""
     alone = fit(model(connect(["north"]), method))
@@ -122,7 +122,7 @@ def test_a_site_alone_and_a_site_among_others_end_alike(connect, sites, method):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("method", WITH_ADAPTERS)
+@pytest.mark.parametrize("method", OF_ITS_OWN)
 def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites, method):
     """Each site's answer waits until the other site's request has arrived: asked in turn, both would wait for ever."""
     barrier = threading.Barrier(2, timeout=20)
@@ -135,7 +135,7 @@ def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites, metho
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "shared"),
-    [*((method, True) for method in method_kinds()), *((method, False) for method in WITH_ADAPTERS)],
+    [*((method, True) for method in method_kinds()), *((method, False) for method in OF_ITS_OWN)],
 )
 def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
     connect, sites, method, shared, tmp_path, caplog
@@ -161,7 +161,7 @@ def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("method", WITH_ADAPTERS)
+@pytest.mark.parametrize("method", OF_ITS_OWN)
 def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, method, shared):
     federation = connect()
     adaptation = model(federation, method, shared=shared)
@@ -173,7 +173,7 @@ def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, method
     assert sites["south"].curator.spent == 4.5
 
 
-@pytest.mark.parametrize(("method", "shared"), [*((method, True) for method in method_kinds()), ("dp-dann", False)])
+@pytest.mark.parametrize(("method", "shared"), [*((method, True) for method in method_kinds()), ("finetune", False)])
 @pytest.mark.long
 def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites, method, shared):
     """It answers when the plan is priced, and no more when the run would be opened."""
@@ -186,10 +186,10 @@ def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites
     assert sites["south"].curator.spent == 0.0
 
 
-def test_a_shared_critic_follows_the_weighted_mean_of_the_sites_gradients(connect, sites):
+def test_a_shared_head_follows_the_weighted_mean_of_the_sites_gradients(connect, sites):
     """Weights 3 and 1: the step's private part is 3/4 of north's sums over its batch and 1/4 of south's."""
     federation = connect(weights={"north": 3.0, "south": 1.0})
-    adaptation = model(federation, "dp-dann", shared=True, steps=1)
+    adaptation = model(federation, "finetune", shared=True, steps=1)
     fit(adaptation)
     private = torch.zeros(())
     for name, share in (("north", 0.75), ("south", 0.25)):
@@ -197,17 +197,16 @@ def test_a_shared_critic_follows_the_weighted_mean_of_the_sites_gradients(connec
         (reply,) = [v for v in sites[name].curator.stored.values() if isinstance(v, pb.DrawStepResponse)]
         sums = LossGradientReply.from_bytes(StepRelease.from_bytes(reply.step_release).payload).gradient.to_tensor()
         private = private + share * sums / run.plan.batch_size
-    reversal = 2 / (1 + np.exp(-10)) - 1  # the run's only step is its last
-    adapter = torch.cat([p.grad.reshape(-1) for p in run.players.adapter])
-    torch.testing.assert_close(adapter, -reversal * private[: len(adapter)], rtol=1e-5, atol=1e-7)
+    gradient = torch.cat([parameter.grad.reshape(-1) for parameter in run.parameters])
+    torch.testing.assert_close(gradient, private, rtol=1e-5, atol=1e-7)
 
 
 def test_sites_are_planned_by_one_method(connect, sites):
     federation = connect()
-    plans = federation.plan(small("dp-dann"), epsilon=1.0, steps=STEPS, batch_size=16)
+    plans = federation.plan(small("adapter"), epsilon=1.0, steps=STEPS, batch_size=16)
     south = federation.hospitals["south"]
-    other = south.plan(small("dp-dann", hidden=4), epsilon=1.0, steps=STEPS, batch_size=16)
-    with pytest.raises(SettingsError, match=r"differ in their method.*hidden=4.*plan alike"):
+    other = south.plan(small("adapter", rank=5), epsilon=1.0, steps=STEPS, batch_size=16)
+    with pytest.raises(SettingsError, match=r"differ in their method.*rank=5.*plan alike"):
         DomainAdaptation(*digits_network((1, 8, 8)), hospital=federation, plan=plans | {"south": other})
     assert [served.curator.spent for served in sites.values()] == [0.0, 0.0]
 

@@ -26,9 +26,12 @@ from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.protocol.status import to_status
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
+    LabelledGradientDeclaration,
+    LossGradientReply,
+    LossGradientRequest,
+)
 
 DIGEST = "a" * 64
 
@@ -189,7 +192,7 @@ SOURCE = np.ones((4, 6), dtype=np.float32)
         ("quantiles", QUANTILES, SlicedRequest(), SlicedReply),
         ("gradient", gradient_of("rows", ROWS), GradientRequest(SOURCE, WEIGHTS, MAP), GradientReply),
         ("gradient", gradient_of("quantiles", QUANTILES), GradientRequest("b" * 64, WEIGHTS), GradientReply),
-        ("critic", CriticDeclaration(SUM), LossGradientRequest(WEIGHTS), LossGradientReply),
+        ("labelled_gradient", LabelledGradientDeclaration(10, SUM), LossGradientRequest(WEIGHTS), LossGradientReply),
     ],
 )
 def test_a_step_carries_the_mechanisms_own_request_and_reply(hospital, served, mechanism, declared, asked, reply):
@@ -198,7 +201,7 @@ def test_a_step_carries_the_mechanisms_own_request_and_reply(hospital, served, m
     answer = reply.from_bytes(hospital.send(pending_step(run, asked)).payload)
     (arrived,) = served.curator.requests
     assert arrived.to_bytes() == asked.to_bytes()
-    if mechanism in ("gradient", "critic"):
+    if mechanism in ("gradient", "labelled_gradient"):
         np.testing.assert_array_equal(arrived.adapted, WEIGHTS)
         assert answer.gradient.values.shape == (3,)
     if mechanism in ("rows", "quantiles"):

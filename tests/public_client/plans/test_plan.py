@@ -11,7 +11,7 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpswd import Adapter, AllWeights, DpDann, Evaluate, Hospital, MockCurator, Plan, Replay, Rows, mock_description
+from dpswd import Adapter, AllWeights, Evaluate, Finetune, Hospital, MockCurator, Plan, Replay, Rows, mock_description
 from dpswd.public_client.curator.description import Budget
 from dpswd.public_client.curator.values import UploadedExtractor
 from dpswd.public_client.methods import Statistics, method_kinds
@@ -36,9 +36,7 @@ MODEL = {"feature_dimension": 320, "gradient_parameters": 112}
 
 def planned(method, **wishes):
     """A plan of the hospital, for a model of the usual size."""
-    size = {"feature_dimension": 1, "gradient_parameters": 29} if isinstance(method, DpDann) else MODEL
-    if isinstance(method, Replay | Statistics):
-        size = MODEL | {"gradient_parameters": 0}
+    size = MODEL | {"gradient_parameters": 0} if isinstance(method, Replay | Statistics) else MODEL
     hospital = HOSPITAL
     if method.mechanism.needs_labels:
         hospital = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(ALL_MECHANISMS))
@@ -131,7 +129,7 @@ def test_epsilon_so_far_grows_to_the_price():
 def test_a_plan_survives_its_json(kind):
     labelled = dataclasses.replace(HOSPITAL, classes=10, mechanisms=tuple(ALL_MECHANISMS))
     plan = make_plan(labelled, kind(), epsilon=1.0, **({} if kind is Evaluate else {"steps": 7, "batch_size": 100}))
-    sizes = {DpDann: (1, 29), Replay: (320, 0), Evaluate: (10, 0)}
+    sizes = {Replay: (320, 0), Evaluate: (10, 0)}
     d, p = sizes.get(kind, (320, 112))
     for value in (plan, plan.for_model(feature_dimension=d, gradient_parameters=p)):
         written = json.loads(json.dumps(value.to_json()))
@@ -234,10 +232,10 @@ def test_wrong_wishes_are_named(wishes, says):
         (AllWeights, {"clip_norm": -1}, "clip_norm is -1"),
         (AllWeights, {"alignment_weight": None}, "alignment_weight is None"),
         (Rows, {"batch_records": True}, "batch_records is True"),
-        (DpDann, {"averaging": 1.0}, "averaging is 1.0"),
-        (DpDann, {"hidden": 0}, "hidden is 0"),
-        (DpDann, {"clip_norm": 0.0}, "clip_norm is 0.0"),
-        (DpDann, {"learning_rate": 0.0, "components": 0}, "learning_rate is 0.0; .*; components is 0"),
+        (Adapter, {"averaging": 1.0}, "averaging is 1.0"),
+        (Adapter, {"rank": 0}, "rank is 0"),
+        (Finetune, {"clip_norm": 0.0}, "clip_norm is 0.0"),
+        (Adapter, {"learning_rate": 0.0, "knots": 0}, "learning_rate is 0.0; .*; knots is 0"),
         (Evaluate, {"bins": 101}, r"bins is 101; allowed are 0 \(no calibration\) to 100"),
         (Evaluate, {"bins": 1.0}, "bins is 1.0"),
         (Evaluate, {"correct_share": 0.0}, "correct_share is 0.0"),

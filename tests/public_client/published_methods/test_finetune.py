@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -127,8 +129,26 @@ def test_a_viewed_head_computes_the_same_scores_in_axes_of_one_size(bias):
     torch.testing.assert_close(flat(features), deep(features), rtol=1e-3, atol=1e-3)
 
 
+def test_a_clip_of_ones_own_is_declared_and_what_is_charged_stays_within_the_plan(hospital):
+    """A quarter of the budget for few small samples: alone the run is far below, so its noise is raised."""
+    plan = hospital.plan(Finetune(clip_norm=0.125), epsilon=1.0, steps=5, batch_size=100)
+    model = DomainAdaptation(*modules(), hospital=hospital, plan=plan, source_epochs=1, device="cpu")
+    source = torch.utils.data.TensorDataset(*made(300, 5))
+    model.fit(torch.utils.data.DataLoader(source, batch_size=100), progress=False)
+    assert model.sites["curator"].run.declared.sum.clip_norm == 0.125
+    (charge,) = hospital.curator.charges
+    assert 0.95 < charge.epsilon <= 1.0
+    assert model.plan.price() < 0.9
+
+
 def test_sites_without_labels_do_not_offer_it():
     unlabelled = Hospital(MockCurator(mock_description(records=100, record_shape=(WIDTH,), epsilon=1.0, delta=1e-5)))
     for method in (Finetune(), Statistics()):
         with pytest.raises(InvalidValue, match="declares no classes"):
             unlabelled.plan(method, epsilon=0.5)
+
+
+def test_what_an_older_curator_lacks_is_named(hospital):
+    old = Hospital(MockCurator(dataclasses.replace(hospital.describe(), mechanisms=("rows", "gradient"))))
+    with pytest.raises(InvalidValue, match="in process does not offer 'labelled_gradient'; it offers rows, gradient"):
+        old.plan(Finetune(), epsilon=0.5)

@@ -164,7 +164,7 @@ def test_fourier_features_have_one_norm_and_the_kernels_inner_products():
         ("dp-sinkhorn", {"low": 1.0, "high": 0.0}),
         ("dp-sinkhorn", {"network": "large"}),
         ("dp-swd", {"label_weight": 0.5}),
-        ("dp-swd", {"release": "critic"}),
+        ("dp-swd", {"release": "gradient"}),
         ("dp-swd-quantiles", {"coefficients": 0}),
         ("dp-merf", {"scale": -1.0}),
         ("dp-merf", {"updates": 0}),

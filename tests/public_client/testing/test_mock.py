@@ -28,7 +28,7 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclarat
 from dpswd.shared.core.mechanisms.sliced import SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 
 MADE = {"records": 800, "record_shape": (1, 8, 8), "epsilon": 2.0, "delta": 1e-5}
 
@@ -174,35 +174,38 @@ def test_nothing_is_charged_by_what_only_looks():
 
 
 def test_a_declaration_is_refused_where_a_curator_would_refuse_it():
-    """A critic of more than one logit, an evaluation, more adapted numbers or a larger sum than is allowed."""
-    curator = mock()
-    fitted = adaptation(curator, "dp-dann", steps=2, batch_size=50).fit(data(), progress=False)
-    critic = fitted.sites["curator"].run.run.parameters
-    summed = CriticDeclaration.from_bytes(critic.declaration).sum
+    """Features for scores, an evaluation without classes, more adapted numbers or a larger sum than is allowed."""
+    curator = mock(classes=10)
+    fitted = adaptation(curator, "finetune", steps=2, batch_size=50).fit(data(), progress=False)
+    good = fitted.sites["curator"].run.run.parameters
+    declared = LabelledGradientDeclaration.from_bytes(good.declaration)
     extractor = Adapter().declarable(fitted.extractor, (1, 8, 8), None)
     uploaded = extractor.uploaded(curator)
     digests = {"graph_digest": uploaded.graph_digest, "weights_digest": uploaded.weights_digest}
 
-    def critic_of(**changes):
-        return CriticDeclaration(replace(summed, **changes)).to_bytes()
+    def sum_of(**changes):
+        return replace(declared, sum=replace(declared.sum, **changes)).to_bytes()
 
-    counts = EvaluationDeclaration(10, 5.0).to_bytes()
-    evaluation = RunParameters(**digests, mechanism="evaluation", declaration=counts, batch_size=800, steps=1)
     for wrong, match in (
-        (replace(critic, **digests, declaration=critic_of(parameters=extractor.names)), "a critic one logit"),
-        (replace(critic, declaration=critic_of(parameters=())), "must name at least one parameter"),
-        (replace(critic, declaration=critic_of(clip_norm=1e9)), "does not fit in 32 bits"),
-        (replace(critic, declaration=critic_of(parameters=("critic.none",))), "are no parameters of the extractor"),
-        (replace(critic, batch_size=801), "at most 800 are allowed"),
-        (evaluation, "is not offered"),
-        (replace(critic, declaration=b"\xff"), "can be parsed"),
+        (replace(good, **digests, declaration=sum_of(parameters=extractor.names)), "needed is one for each of 10"),
+        (replace(good, declaration=sum_of(parameters=())), "must name at least one parameter"),
+        (replace(good, declaration=sum_of(clip_norm=1e9)), "does not fit in 32 bits"),
+        (replace(good, declaration=sum_of(parameters=("head.none",))), "are no parameters of the extractor"),
+        (replace(good, batch_size=801), "at most 800 are allowed"),
+        (replace(good, declaration=b"\xff"), "can be parsed"),
     ):
         with pytest.raises(errors.RequestInvalid, match=match):
             curator.price_run(wrong)
-    described = mock_description(**MADE)
+    unlabelled = mock()
+    extractor.uploaded(unlabelled)
+    counts = EvaluationDeclaration(10, 5.0).to_bytes()
+    evaluation = RunParameters(**digests, mechanism="evaluation", declaration=counts, batch_size=800, steps=1)
+    with pytest.raises(errors.RequestInvalid, match="is not offered"):
+        unlabelled.price_run(evaluation)
+    described = mock_description(**MADE, classes=10)
     narrow = MockCurator(replace(described, limits=replace(described.limits, max_adapted_parameters=10)))
     with pytest.raises(errors.RequestInvalid, match="at most 10 are allowed"):
-        adaptation(narrow, "dp-dann", steps=2, batch_size=50).fit(data(), progress=False)
+        adaptation(narrow, "finetune", steps=2, batch_size=50).fit(data(), progress=False)
     assert narrow.charges == []
 
 

@@ -22,7 +22,6 @@ from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
 
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)
@@ -92,7 +91,6 @@ HOSTILE = {
         "declared": GradientDeclaration("rows", ROWS, replace(SUM, clip_norm=1e9), 4),
     },
     "no source features": {"mechanism": "gradient", "declared": GradientDeclaration("rows", ROWS, SUM, 0)},
-    "a critic of four logits": {"mechanism": "critic", "declared": CriticDeclaration(SUM)},
 }
 
 

@@ -14,7 +14,6 @@ import torch
 from declarations import (
     Declared,
     class_statistics,
-    critic,
     evaluation,
     feature_sums,
     gradient,
@@ -43,10 +42,12 @@ from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply, 
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
-from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
+    LabelledGradientDeclaration,
+    LossGradientReply,
+    LossGradientRequest,
+)
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration, SinkhornReply, SinkhornRequest
 
 RECORDS, INPUTS, CLASSES, FEATURES = 24, 6, 3, 5
@@ -148,12 +149,11 @@ GRADIENT_VALUES = (
     st.builds(GradientRequest, source=_floats(dims=2) | st.text(), adapted=_ADAPTED, feature_map=_MAPS),
     st.builds(GradientReply, sliced=_SLICED_REPLIES, gradient=_grids(dims=1), cotangent_scale=NUMBERS),
 )
-CRITIC_VALUES = (
-    st.builds(CriticDeclaration, _SUMS),
+LABELLED_GRADIENT_VALUES = (
+    st.builds(LabelledGradientDeclaration, COUNTS, _SUMS),
     st.builds(LossGradientRequest, _ADAPTED),
     st.builds(LossGradientReply, _grids(dims=1)),
 )
-LABELLED_GRADIENT_VALUES = (st.builds(LabelledGradientDeclaration, COUNTS, _SUMS), *CRITIC_VALUES[1:])
 EVALUATION_VALUES = (
     st.builds(EvaluationDeclaration, COUNTS, NUMBERS, NUMBERS, COUNTS, NUMBERS),
     st.just(EvaluationRequest()),
@@ -241,11 +241,6 @@ _GRADIENT_REQUESTS: tuple[tuple[Payload | bytes, str], ...] = (
     (GradientRequest(SOURCE, np.zeros(29, np.float32)), "payload.adapted_parameters"),
     (GradientRequest(SOURCE, None, OTHER_MAP), "payload.feature_map"),
     (b"", "payload.source"),
-    (b"\xff\xff", "payload"),
-)
-_CRITIC_REQUESTS: tuple[tuple[Payload | bytes, str], ...] = (
-    (LossGradientRequest(np.full(INPUTS, -np.inf, np.float32)), "payload.adapted_parameters"),
-    (LossGradientRequest(np.zeros(INPUTS + 1, np.float32)), "payload.adapted_parameters"),
     (b"\xff\xff", "payload"),
 )
 
@@ -423,7 +418,10 @@ def _gradient(name: str, sliced: Declared) -> Case:
         feature_map=MAP,
         hostile=(
             *_sum_hostile(whole),
-            *((replace(whole, release=release), "declaration.release") for release in ("", "gradient", "critic")),
+            *(
+                (replace(whole, release=release), "declaration.release")
+                for release in ("", "gradient", "labelled_gradient")
+            ),
             *((replace(whole, source_features=m), "declaration.source_features") for m in (0, 2**32 - 1)),
             (replace(whole, sliced=replace(whole.sliced, sigma=-1.0)), "declaration.sigma"),
             (replace(whole, sliced=replace(whole.sliced, directions=0)), "declaration.directions"),
@@ -449,19 +447,6 @@ CASES = (
     _gradient("gradient of rows", ("rows", _ROWS)),
     _gradient("gradient of quantiles", ("quantiles", _QUANTILES)),
     Case(
-        name="critic",
-        declared=critic(_SUM),
-        outputs=1,
-        request=LossGradientRequest(),
-        batch=8,
-        released=lambda reply: (reply.gradient,),
-        seed=lambda _: None,
-        feature_map=None,
-        hostile=_sum_hostile(CriticDeclaration(_SUM)),
-        hostile_requests=_CRITIC_REQUESTS,
-        values=CRITIC_VALUES,
-    ),
-    Case(
         name="labelled gradient",
         declared=labelled_gradient(_SUM, classes=CLASSES),
         outputs=CLASSES,
@@ -478,7 +463,10 @@ CASES = (
             ),
         ),
         hostile_requests=(
-            (LossGradientRequest(np.full(CLASSES * INPUTS, np.nan, np.float32)), "payload.adapted_parameters"),
+            *(
+                (LossGradientRequest(np.full(CLASSES * INPUTS, value, np.float32)), "payload.adapted_parameters")
+                for value in (np.nan, -np.inf)
+            ),
             (LossGradientRequest(np.zeros(CLASSES * INPUTS + 1, np.float32)), "payload.adapted_parameters"),
             (b"\xff\xff", "payload"),
         ),

@@ -9,7 +9,7 @@ from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.sliced import SlicedReply
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LossGradientReply
 
 ROWS = SlicedReply(b"s" * 32, GridArray(np.zeros((2, 3), dtype=np.int16), 0.5, "int16"))
 

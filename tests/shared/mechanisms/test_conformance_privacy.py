@@ -60,7 +60,7 @@ def test_no_neighbour_moves_the_release_further_than_is_accounted_and_one_comes_
 
 def test_a_sensitivity_that_is_stated_too_small_is_detected(monkeypatch):
     """The search is worth something: a clip norm that the price takes for two thirds of what it is does not pass."""
-    (case,) = [case for case in CASES if case.name == "critic"]
+    (case,) = [case for case in CASES if case.name == "labelled gradient"]
     bench = _bench(case, records=8)
     parts = bench.parts(8)
     monkeypatch.setattr(bench, "parts", lambda _: tuple(replace(p, clip_norm=p.clip_norm * 2 / 3) for p in parts))
@@ -69,7 +69,7 @@ def test_a_sensitivity_that_is_stated_too_small_is_detected(monkeypatch):
         bench.squared_shifts(*pair, bytes(32))[0] / bench.accounted(*pair, bytes(32))[0][0]
         for pair in neighbours(8, rng)
     )
-    assert worst > 2.0
+    assert worst > 1.4
 
 
 # ---- the price -------------------------------------------------------------------------------------------------------

@@ -23,8 +23,10 @@ from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
+    LabelledGradientDeclaration,
+    LossGradientRequest,
+)
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from declarations import critic, evaluation, gradient, quantiles, rows
+from declarations import evaluation, gradient, quantiles, rows
 
 from dpswd.private_curator.serving.wire import check_request_id
 from dpswd.shared.core.errors import RequestInvalid
@@ -176,7 +176,7 @@ def test_what_is_offered_depends_on_labels():
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
     with pytest.raises(
         RequestInvalid,
-        match=r"'nothing'; this curator offers quantiles, feature_sums, rows, gradient, critic$",
+        match=r"'nothing'; this curator offers quantiles, feature_sums, rows, gradient$",
     ):
         _run(("nothing", rows()[1]))
 
@@ -220,12 +220,6 @@ def test_run_digests_differ_where_declarations_do():
     assert set(changes) == {field.name for field in dataclasses.fields(RunParameters)}
     digests = {run_digest(replace(parameters, **{name: value})) for name, value in changes.items()}
     assert len(digests | {run_digest(parameters)}) == len(changes) + 1
-
-
-def test_a_critic_has_one_logit():
-    with pytest.raises(RequestInvalid, match="a critic one logit"):
-        _run(critic(SUM))
-    assert _run(critic(SUM), model=replace(MODEL, feature_dimension=1)).mechanism.name == "critic"
 
 
 @pytest.mark.parametrize("value", ["", "abc", "A" * 36, "{12345678-1234-4234-8234-123456789abc}", "12345678" * 4])

@@ -1050,30 +1050,6 @@ class GradientReply(_message.Message):
 Global___GradientReply: _TypeAlias = GradientReply  # noqa: Y015
 
 @_typing.final
-class CriticDeclaration(_message.Message):
-    """Mechanism "critic": the gradient of log(1 + exp(-z)) over a sample of target records, where the uploaded graph takes
-    a record to one logit z ("is the target's") (docs/privacy/critic-gradients.md).
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SUM_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def sum(self) -> Global___ClippedSumDeclaration: ...
-    def __init__(
-        self,
-        *,
-        sum: Global___ClippedSumDeclaration | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CriticDeclaration: _TypeAlias = CriticDeclaration  # noqa: Y015
-
-@_typing.final
 class LabelledGradientDeclaration(_message.Message):
     """Mechanism "labelled_gradient": the gradient of the cross-entropy with the records' own labels over a sample, where the
     uploaded graph takes a record to one score for each class (docs/privacy/labelled-gradients.md).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +17,10 @@ from torch.nn import functional
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
-from dpswd.shared.core.errors import RequestInvalid
+from dpswd.shared.core.errors import BudgetExhausted, RequestInvalid
 from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEvent
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import entropy_cotangents
-from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
+from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LossGradientRequest, entropy_cotangents
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 
@@ -155,12 +155,54 @@ def test_no_labels_other_classes_or_other_scores_are_refused(make_labelled, mode
         hospital.open_run(hospital.declare(model[:4], names, batch_size=N))
 
 
+def test_a_charge_may_use_all_of_the_budget_and_not_a_step_more(make_labelled, model):
+    names, size = names_of(model), sum(parameter.numel() for parameter in model.parameters())
+
+    def event(sigma):
+        part = SanitizedGradient(parameters=size, clip_norm=CLIP, sigma=sigma, grid_step=sigma / 2**20)
+        return RunEvent(StepEvent(records=N, batch=10, parts=(part,)), steps=30)
+
+    hospital = make_labelled(None, epsilon=2.0)
+    account, _ = hospital.ledger.budget_of("ml-team")
+    sigma = calibration.calibrate_sigma(event, epsilon=account.epsilon, delta=account.delta)
+    declared = labelled_gradient(ClippedSum(names, clip_norm=CLIP, sigma=sigma), classes=CLASSES)
+    assert hospital.open_run(hospital.declare(model, declared, batch_size=10, steps=30)).event.step.shift().is_constant
+    account, _ = hospital.ledger.budget_of("ml-team")
+    assert account.epsilon_spent == pytest.approx(account.epsilon, rel=1e-4)
+    with pytest.raises(BudgetExhausted):
+        hospital.open_run(hospital.declare(model, declared, batch_size=1, steps=1))
+
+
+def test_the_noise_is_that_of_the_declaration(make_labelled):
+    """Two thousand noised coordinates against the declared deviation; fails by chance in 1e-6 of runs at most."""
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(36, 60, bias=False), nn.Tanh(), nn.Linear(60, CLASSES))
+    hospital = make_labelled(None)
+    declared = labelled_gradient(ClippedSum(("1.weight",), clip_norm=1e-6, sigma=3.0), classes=CLASSES)
+    parameters = hospital.declare(wide, declared, batch_size=N)
+    released = hospital.reply(parameters, hospital.step(hospital.open_run(parameters), parameters)).gradient.to_tensor()
+    assert released.shape == (2160,)
+    assert float(released.std()) == pytest.approx(3.0, rel=5 / np.sqrt(2 * 2160))
+
+
+def test_what_names_nothing_is_refused_by_name(make_labelled, model):
+    hospital = make_labelled(None)
+    with pytest.raises(RequestInvalid, match="no parameters of the extractor"):
+        unknown = labelled_gradient(ClippedSum(("x",), clip_norm=1.0, sigma=5.0), classes=CLASSES)
+        hospital.open_run(hospital.declare(model, unknown, batch_size=N))
+    whole = hospital.declare(model, labelled_gradient(ClippedSum(("4.bias",), 1.0, 5.0), classes=CLASSES), batch_size=N)
+    with pytest.raises(RequestInvalid) as refused:
+        hospital.open_run(replace(whole, declaration=b""))
+    fields = {field for field, _ in refused.value.violations}
+    assert {"declaration.sum.clip_norm", "declaration.sum.sigma", "declaration.sum.parameters"} <= fields
+
+
 @pytest.fixture
 def make_labelled(tmp_path):
     made = []
 
-    def make(noise):
-        made.append(Hospital(tmp_path, RECORDS, noise=noise, labels=LABELS.astype(np.int64), classes=CLASSES))
+    def make(noise, **budget):
+        labels = LABELS.astype(np.int64)
+        made.append(Hospital(tmp_path, RECORDS, noise=noise, labels=labels, classes=CLASSES, **budget))
         return made[-1]
 
     yield make

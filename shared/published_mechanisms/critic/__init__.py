@@ -1,1 +1,0 @@
-"""The sanitized gradient of a domain critic."""
