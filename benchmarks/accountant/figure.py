@@ -10,10 +10,10 @@ import numpy as np
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.accountant.published import Recipe, calibrate_sigma, epsilon
 from benchmarks.accountant.settings import PUBLISHED, Setting
 from benchmarks.records import Rows
 from dpswd.shared.accounting.bounds import Bound
-from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
 from dpswd.shared.core.privacy.events import RunEvent
 
 STEPS = np.unique(np.geomspace(1, 1e6, 37).round().astype(int))
@@ -21,9 +21,9 @@ HIGHEST = 100.0
 """Above it a guarantee is empty; the curves leave the figure there."""
 
 LINES = {
-    Bound.BERNSTEIN_PUBLISHED: ("#8c8c8c", "--", "DP-SWD, Bernstein as its code (no guarantee)"),
-    Bound.BERNSTEIN: ("#8c8c8c", ":", "DP-SWD, Bernstein as printed (no guarantee)"),
-    Bound.CLT: ("#8c8c8c", "-.", "DP-SWD, CLT (no guarantee)"),
+    Recipe.BERNSTEIN_PUBLISHED: ("#8c8c8c", "--", "DP-SWD, Bernstein as its code (no guarantee)"),
+    Recipe.BERNSTEIN: ("#8c8c8c", ":", "DP-SWD, Bernstein as printed (no guarantee)"),
+    Recipe.CLT: ("#8c8c8c", "-.", "DP-SWD, CLT (no guarantee)"),
     Bound.WBK9: ("#56b4e9", "-", "wbk9, exact curve"),
     Bound.WBK27: ("#0072b2", "-", "wbk27, exact curve"),
     Bound.C_GAMMA: ("#e69f00", "-", "c-gamma"),
@@ -62,7 +62,7 @@ def write(path: Path, rows: Rows) -> None:  # noqa: ARG001 - a picture has no ro
     print(f"wrote {path}")
 
 
-def _epsilon(setting: Setting, sigma: float, steps: int, bound: Bound) -> float:
+def _epsilon(setting: Setting, sigma: float, steps: int, bound: Bound | Recipe) -> float:
     run = RunEvent(step=setting.rows(sigma).step, steps=steps)
     value = epsilon(run, setting.delta, bound)
     # One point above the frame is drawn, so that a line leaves it; epsilon 0 has no place on a logarithmic axis.

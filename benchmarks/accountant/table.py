@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from benchmarks.accountant.published import Recipe, calibrate_sigma, epsilon
 from benchmarks.accountant.settings import (
     AS_RUN,
     AS_RUN_SIGMA,
@@ -17,12 +18,11 @@ from benchmarks.accountant.settings import (
 )
 from benchmarks.records import Row, Rows
 from dpswd.shared.accounting.bounds import Bound
-from dpswd.shared.accounting.calibration import calibrate_sigma, epsilon
 from dpswd.shared.core.errors import InvalidValue
 
 COLUMNS = (
-    Bound.BERNSTEIN_PUBLISHED,
-    Bound.CLT,
+    Recipe.BERNSTEIN_PUBLISHED,
+    Recipe.CLT,
     Bound.WBK9,
     Bound.WBK27,
     Bound.HYB,
@@ -63,13 +63,13 @@ def write(path: Path, rows: Rows) -> None:
 def _measured(setting: Setting) -> Row:
     """By bound and epsilon."""
 
-    def sigma(bound: Bound, target: float) -> float:
+    def sigma(bound: Bound | Recipe, target: float) -> float:
         return calibrate_sigma(setting.rows, epsilon=target, delta=setting.delta, bound=bound)
 
     return {"bounds": {bound.value: {f"{each:g}": sigma(bound, each) for each in TARGETS} for bound in COLUMNS}}
 
 
-Sigmas = dict[tuple[Setting, Bound], tuple[float, ...]]
+Sigmas = dict[tuple[Setting, Bound | Recipe], tuple[float, ...]]
 
 
 def _sigma_section(sigmas: Sigmas) -> str:
@@ -89,7 +89,7 @@ def _sigma_section(sigmas: Sigmas) -> str:
 def _published_section() -> str:
     rows = []
     for run in PUBLISHED:
-        for recipe, sigma in ((Bound.BERNSTEIN_PUBLISHED, run.bernstein), (Bound.CLT, run.clt)):
+        for recipe, sigma in ((Recipe.BERNSTEIN_PUBLISHED, run.bernstein), (Recipe.CLT, run.clt)):
             event, delta = run.setting.rows(sigma), run.setting.delta
             claimed = epsilon(event, delta, recipe)
             rows.append(
@@ -103,7 +103,7 @@ def _published_section() -> str:
             )
     heads = ["run", "recipe", "σ", "ε by the recipe", "by `auto`"]
     event = AS_RUN.rows(AS_RUN_SIGMA)
-    bounds = (Bound.BERNSTEIN_PUBLISHED, Bound.CLT, Bound.WBK27, Bound.HYB, Bound.PLD, Bound.AUTO)
+    bounds = (Recipe.BERNSTEIN_PUBLISHED, Recipe.CLT, Bound.WBK27, Bound.HYB, Bound.PLD, Bound.AUTO)
     as_run = markdown_table(
         [f"`{bound.value}`" for bound in bounds], [[show(epsilon(event, AS_RUN.delta, bound), 3) for bound in bounds]]
     )

@@ -19,12 +19,11 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
+from benchmarks.accountant.published import Recipe, sensitivity_bound
 from benchmarks.baselines import sliced_wasserstein
 from benchmarks.digits import PUBLISHED, RESULTS
 from benchmarks.records import read
 from dpswd.public_client.published_methods.sliced_distances import distance
-from dpswd.shared.accounting.bounds import Bound
-from dpswd.shared.accounting.published import sensitivity_bound
 from dpswd.shared.accounting.slice_law import slice_law
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
@@ -76,9 +75,9 @@ def law_of_h(path: Path) -> None:
     left.legend(frameon=False, fontsize=9)
     deltas = np.logspace(-10, -1, 40)
     for bound, color, style, label in (
-        (Bound.BERNSTEIN_PUBLISHED, "#8c8c8c", "--", "Bernstein as in the published code"),
-        (Bound.BERNSTEIN, "#8c8c8c", "-", "Bernstein (Lemma 2)"),
-        (Bound.CLT, "#d55e00", "--", "CLT: not a bound"),
+        (Recipe.BERNSTEIN_PUBLISHED, "#8c8c8c", "--", "Bernstein as in the published code"),
+        (Recipe.BERNSTEIN, "#8c8c8c", "-", "Bernstein (Lemma 2)"),
+        (Recipe.CLT, "#d55e00", "--", "CLT: not a bound"),
     ):
         values = [sensitivity_bound(feature_dimension=d, directions=k, delta=x, bound=bound) for x in deltas]
         right.plot(deltas, values, style, color=color, label=label)
@@ -90,7 +89,7 @@ def law_of_h(path: Path) -> None:
     right.set(xscale="log", yscale="log", xlabel="δ", ylabel="w(k, δ)", title="bounds exceeded with probability δ")
     right.legend(frameon=False, fontsize=9)
     _save(figure, path)
-    clt = float(sensitivity_bound(feature_dimension=d, directions=k, delta=1e-5, bound=Bound.CLT))
+    clt = float(sensitivity_bound(feature_dimension=d, directions=k, delta=1e-5, bound=Recipe.CLT))
     exceeded = float(masses[points > clt].sum())
     print(f"{path.name}: mean {drawn.mean():.5f} (k/d {mean:.5f}), P(H > CLT bound at 1e-5) = {exceeded:.2e}")
 

@@ -25,10 +25,7 @@ _BOUNDS = [bound.value for bound in Bound]
 @click.option("--sigma", type=float, help="Or the standard deviation of the noise on each projection: gives its cost.")
 @format_option
 def calibrate(*, bound: str, epsilon: float | None, sigma: float | None, delta: float, output: str, **run: int) -> None:
-    """Noise of a run of noisy projections (DP-SWD, row by row) for a given epsilon, or the other way round.
-
-    clt, bernstein and bernstein-published reproduce published recipes and are no guarantees.
-    """
+    """Noise of a run of noisy projections (DP-SWD, row by row) for a given epsilon, or the other way round."""
     if (epsilon is None) == (sigma is None):
         raise click.UsageError("give --epsilon for the noise, or --sigma for the cost")
     if sigma is None and epsilon is not None:
@@ -43,10 +40,9 @@ def _rows(sigma: float, *, features: int, directions: int, records: int, batch: 
 
 
 def _show(sigma: float, run: RunEvent, delta: float, bound: Bound, output: str) -> None:
-    cost, guarantee = epsilon_of(run, delta, bound), bound.is_guarantee
+    cost = epsilon_of(run, delta, bound)
     if output == "json":
-        echo_json({"sigma": sigma, "epsilon": cost, "delta": delta, "bound": bound.value, "guarantee": guarantee})
+        echo_json({"sigma": sigma, "epsilon": cost, "delta": delta, "bound": bound.value})
         return
-    note = "" if guarantee else "  (a published recipe, not a guarantee)"
     click.echo(f"sigma    {sigma:.6g}")
-    click.echo(f"epsilon  {cost:.6g} at delta {delta:g} by {bound.value}{note}")
+    click.echo(f"epsilon  {cost:.6g} at delta {delta:g} by {bound.value}")

@@ -38,7 +38,7 @@ _METHODS: dict[str, dict[str, Any]] = {
     type=DIRECTORY,
     default=Path("demo-output"),
     show_default=True,
-    help="Directory; each demo makes a new folder in it for the plot, the adapted models and the receipts.",
+    help="Directory; each demo makes a new folder in it for the adapted models and the receipts.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @format_option
@@ -49,7 +49,6 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
 
     from dpswd.public_client.experiments.connect import connected_hospitals
     from dpswd.public_client.experiments.file import read_experiment
-    from dpswd.public_client.experiments.plots import plot_accuracy
     from dpswd.public_client.experiments.run import adapt, check, control_accuracy
     from dpswd.public_client.experiments.start import load_data, train_source_model
     from dpswd.public_client.testing.local_hospital import console_of
@@ -109,14 +108,7 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
         rows.append({"method": name, "accuracy": reached, "spent": spent, "left": left, "seconds": result.seconds})
     console.print()
     console.print(_table(f"Accuracy on the hospital's digits; budget: epsilon {epsilon:g}, delta {_DELTA:g}", rows))
-    figure = folder / "accuracy.png"
-    plot_accuracy(
-        figure,
-        {name: result.trained.histories[ALONE] for name, result in results.items() if result.trained.histories},
-        levels={row["method"]: row["accuracy"] for row in rows[:2]},
-        title=f"Private adaptation to the hospital's digits, epsilon {epsilon:g}, delta {_DELTA:g}",
-    )
-    console.print(f"Plot: {figure}   adapted models and receipts: {folder}/method-1 and so on", soft_wrap=True)
+    console.print(f"Adapted models and receipts: {folder}/method-1 and so on", soft_wrap=True)
     looked = folder / "method-1" / "hospital" / "home"
     console.print(f"To look at a hospital afterwards: dpswd-curator console --home {looked}", soft_wrap=True)
     console.print("\n[bold]One more request[/] of half that epsilon, now that the budget is spent:")
@@ -124,7 +116,7 @@ def demo(context: click.Context, epsilon: float, seed: int, out: Path, device: s
     seconds = time.monotonic() - begun
     console.print(f"\nDone in {seconds:.0f} seconds.")
     if output == "json":
-        echo_json({"rows": rows, "refusal": refusal, "plot": str(figure), "seconds": seconds})
+        echo_json({"rows": rows, "refusal": refusal, "folder": str(folder), "seconds": seconds})
     if not refusal:
         raise click.ClickException("the exhausted budget did not refuse the last request")
 

@@ -42,7 +42,6 @@ _KEYS = {
     "--resume": "output.resume",
     "--save": "output.save",
     "--log-dir": "output.log_dir",
-    "--plots": "output.plots",
     "--dry-run": "dry_run.enabled",
     "--description": "dry_run.descriptions",
     "--records": "dry_run.records",

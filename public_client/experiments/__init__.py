@@ -1,1 +1,1 @@
-"""Whole experiments from a file: connect, run, plot, report."""
+"""Whole experiments from a file: connect, run, report."""

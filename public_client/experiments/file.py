@@ -199,7 +199,6 @@ class Output(SettingsGroup):
     checkpoint: RelativePath | None = setting(None, "Directory that survives a killed client; holds one training.")
     resume: bool = setting(False, "Continues the run in the checkpoint; no step is spent twice.")
     log_dir: RelativePath | None = setting(None, "TensorBoard and CSV logs.")
-    plots: RelativePath | None = setting(None, "Directory for PNG plots.")
 
 
 class Experiment(SettingsGroup):

@@ -29,7 +29,6 @@ from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled, Task
-from dpswd.public_client.experiments import plots
 from dpswd.public_client.experiments.approaches import CONTROL, LOCAL, Trained, asks_hospital, method_of, unasked
 from dpswd.public_client.experiments.connect import connected_hospitals, dealt, published, site_names
 from dpswd.public_client.experiments.file import LADDER, Experiment
@@ -193,7 +192,7 @@ def check(experiment: Experiment) -> None:
         if begun != output.resume:
             state = "holds no run to resume" if output.resume else "holds a run already; continue it with --resume"
             raise SettingsError(f"{directory} {state}, or choose another directory")
-    for key in ("save", "checkpoint", "log_dir", "plots"):
+    for key in ("save", "checkpoint", "log_dir"):
         if (path := getattr(output, key)) is not None:
             _check_writable(key, path, path.parent if key == "save" else path)
 
@@ -252,7 +251,6 @@ def adapt(
     ending = f"-seed-{seed}" if len(experiment.seeds) > 1 else ""
     if (path := experiment.output.save) is not None and not experiment.dry_run.enabled:
         result.files += trained.save(path.with_stem(path.stem + ending))
-    result.files += _plots(experiment, result, ending)
     return result
 
 
@@ -365,24 +363,6 @@ def _log(experiment: Experiment, seed: int) -> AbstractContextManager[TrainingLo
     if (directory := experiment.output.log_dir) is None:
         return nullcontext()
     return TrainingLog(directory / f"seed-{seed}" if len(experiment.seeds) > 1 else directory)
-
-
-def _plots(experiment: Experiment, result: Result, ending: str) -> list[Path]:
-    directory, trained = experiment.output.plots, result.trained
-    drawn = {name: points for name, points in trained.histories.items() if points and name in trained.plans}
-    if directory is None or not drawn:
-        return []
-    dry = " (dry run: synthetic records)" if experiment.dry_run.enabled else ""
-    title = f"{experiment.name}: {result.method}{dry}"
-    written = [directory / f"epsilon{ending}.png"]
-    charged = {report["site"]: report["charged_epsilon"] for report in trained.reports}
-    plots.plot_epsilon(written[0], drawn, trained.plans, charged=charged, title=title)
-    if not math.isnan(result.source_only):
-        written.append(directory / f"accuracy{ending}.png")
-        levels = {"source-only": result.source_only, "control (no release)": result.control}
-        finite = {name: level for name, level in levels.items() if not math.isnan(level)}
-        plots.plot_accuracy(written[-1], drawn, levels=finite, title=title)
-    return written
 
 
 def _number(value: float) -> float | None:

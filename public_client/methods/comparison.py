@@ -31,7 +31,7 @@ from dpswd.public_client.training.run import Release, RequestIds
 from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.mechanisms.evaluation import mechanism as released
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply, number_weight
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.sandbox.graph import ExtractorGraph
 
 Floats = npt.NDArray[np.float64]
@@ -46,6 +46,7 @@ class Compare(Recipe):
     """
 
     name = "comparison"
+    mechanism = released.EVALUATION
 
     models: int = 3
 
@@ -53,20 +54,13 @@ class Compare(Recipe):
         wrong = type(self.models) is not int or not 2 <= self.models <= released.MAX_MODELS
         refuse([f"models is {self.models!r}; allowed are 2 to {released.MAX_MODELS}"] if wrong else [])
 
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return released.EVALUATION
-
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         sigma = run.noise * released.correct_sensitivity(self.models)
         return released.EvaluationDeclaration(
             classes=run.classes, correct_sigma=sigma, models=self.models, partly_labelled=run.number_private
         )
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
-        """See `Recipe`."""
         if plan.noise is None:
             return []
         if plan.number_private:

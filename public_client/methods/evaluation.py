@@ -25,7 +25,7 @@ from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.evaluation import mechanism as released
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.wire.limits import MAX_BINS
 from dpswd.shared.models.adapted import AdaptedModel
 from dpswd.shared.sandbox.weights import weights_to_bytes
@@ -45,6 +45,7 @@ class Evaluate(Recipe):
     """
 
     name = "evaluation"
+    mechanism = released.EVALUATION
 
     confusion: bool = True
     bins: int = 10
@@ -57,11 +58,6 @@ class Evaluate(Recipe):
         if not isinstance(self.bins, int) or isinstance(self.bins, bool) or not 0 <= self.bins <= MAX_BINS:
             problems.append(f"bins is {self.bins!r}; allowed are 0 (no calibration) to {MAX_BINS}")
         refuse(problems)
-
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return released.EVALUATION
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`. At noise 1 the squared shifts are the shares."""
@@ -83,7 +79,6 @@ class Evaluate(Recipe):
         )
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
-        """See `Recipe`."""
         if plan.noise is None:
             return []
         if plan.number_private:

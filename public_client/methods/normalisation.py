@@ -34,7 +34,7 @@ from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsReply, SumsRequest
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Normalisation(Method):
     """
 
     name = "normalisation"
+    mechanism = FEATURE_SUMS
     suits = "for networks with layers to normalise, whose inputs look otherwise at the hospital: noise, blur, contrast"
 
     asks: Literal["all", "first", "layers"] = "all"
@@ -66,24 +67,17 @@ class Normalisation(Method):
         super().__post_init__()
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         return [
             *super().problems(),
             *not_one_of(self, "asks", ("all", "first", "layers")),
             *not_positive(self, "clip"),
         ]
 
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return FEATURE_SUMS
-
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`: one replaced record moves a sum by at most 1."""
         return SumsDeclaration(sigma=run.noise, parameters=run.names, feature_map=run.feature_map)
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         return "" if self.asks == "first" else "the statistics of the network's layers, or the classes' frequencies"
 
     def declarable(

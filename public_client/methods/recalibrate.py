@@ -33,7 +33,7 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import (
     SCORE_STATISTICS,
     Scored,
@@ -62,6 +62,7 @@ class Recalibrate(Method):
     """
 
     name = "recalibrate"
+    mechanism = SCORE_STATISTICS
     suits = "for any classifier where records have labels; says by itself how much of it moves, or keeps it"
 
     learns: Literal["all", "biases"] = "all"
@@ -69,24 +70,16 @@ class Recalibrate(Method):
     source_records: int = 2000
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         return [
             *super().problems(),
             *not_one_of(self, "learns", ("all", "biases")),
             *not_counts(self, "components"),
         ]
 
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return SCORE_STATISTICS
-
     def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`."""
         return RunSize(batch=description.records, steps=_STEPS)
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         columns = 1 + run.dimension - run.classes
         if columns < 1:
             raise InvalidValue(
@@ -100,7 +93,6 @@ class Recalibrate(Method):
         return replace(unit, sigma=run.noise * unit.sensitivity())
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         what = "biases" if self.learns == "biases" else "biases, slopes and a head, as far as their evidence goes"
         return f"a linear correction of the scores ({what}), from the hospital's labels; the extractor stays"
 

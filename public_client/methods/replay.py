@@ -30,7 +30,7 @@ from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Model
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 
@@ -49,6 +49,7 @@ class Replay(Method):
     """
 
     name = "replay"
+    mechanism = QUANTILES
     fits_view = True
 
     directions: int = 200
@@ -57,22 +58,14 @@ class Replay(Method):
     tuning_steps: int = 1500
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         counts = not_counts(self, "directions", "coefficients", "tuning_steps")
         return [*super().problems(), *counts, *not_positive(self, "target_norm")]
 
     @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return QUANTILES
-
-    @property
     def published_map_norm(self) -> float | None:
-        """See `Method`."""
         return self.target_norm
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         return SlicedDeclaration(
             directions=self.directions,
             sigma=run.sliced_sigma(self.directions, self.coefficients),
@@ -86,12 +79,10 @@ class Replay(Method):
         return VIEW_PASSES + tuning if modality_of(record_shape) == "images" else 0
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         tuned = _TUNED.get(modality_of(record_shape), "the weights")
         return f"{tuned}, on public records made to look like the target's (no gradient is released)"
 
     def begin(self, group: Group, training: Training) -> None:
-        """See `Method`."""
         if training.view is None:  # of a run that goes on; a new one's site was described when it was asked
             unknown = [site for site in group.live if site.contract is None]
             for name, contract in group.each(lambda site: site.curator.describe().contract, unknown).items():

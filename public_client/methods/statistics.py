@@ -36,15 +36,12 @@ class Statistics(StatisticsMethod):
     own_shares: bool = True
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         return [*super().problems(), *not_one_of(self, "prior", ("source", "none"))]
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         return "the classifier, from the hospital's labels; the extractor stays"
 
     def fit(self, group: Group, training: Training) -> None:
-        """See `Method`."""
         released = self.learned(group, training)
         live = [site for site in group.live if site.name in released]
         feature_map = common_map(live)

@@ -32,7 +32,7 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     StatisticsDeclaration,
     StatisticsReply,
 )
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.models.free_weights import free_count, free_moment_weight
 
@@ -53,11 +53,12 @@ class StatisticsMethod(Method):
         moments: whether second moments are released; "auto": where they are free, of at most 1024 features.
     """
 
+    mechanism = CLASS_STATISTICS
+
     target_norm: float = 0.7
     moments: Literal["auto", "yes", "no"] = "auto"
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         return [
             *super().problems(),
             *not_positive(self, "target_norm"),
@@ -65,17 +66,10 @@ class StatisticsMethod(Method):
         ]
 
     @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return CLASS_STATISTICS
-
-    @property
     def published_map_norm(self) -> float | None:
-        """See `Method`."""
         return self.target_norm
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         weights = self.weights(
             run.noise,
             records=run.labelled,

@@ -40,19 +40,16 @@ class Adapter(GradientMethod):
     knots: int = 5
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         broken = super().problems() + not_one_of(self, "adapter", ADAPTERS) + not_counts(self, "rank", "knots")
         if self.knots == 1:
             broken.append("knots is 1; it must be at least 2")
         return broken
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         kind = "" if self.adapter == "auto" else f" ({self.adapter})"
         return f"a target-side adapter{kind}; the classifier and the source side stay"
 
     def names(self, extractor: nn.Module) -> tuple[str, ...]:
-        """See `GradientMethod`."""
         return adapter_names(extractor)
 
     def declarable(
@@ -62,7 +59,6 @@ class Adapter(GradientMethod):
         own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
-        """See `Method`."""
         return self.ready(self._adapted(extractor, record_shape, own), record_shape)
 
     def begin(self, group: Group, training: Training) -> None:
@@ -75,7 +71,6 @@ class Adapter(GradientMethod):
         group.install(Model(target, training.model.classifier))  # only now: a refused run leaves the model as it was
 
     def fit(self, group: Group, training: Training) -> None:
-        """See `Method`."""
         align(
             group,
             torch.optim.Adam(group.live[0].run.parameters, lr=self.learning_rate),

@@ -40,7 +40,6 @@ class AlignedRun(DescentRun[GradientReply]):
         self._own_map: FeatureMap | None = None
 
     def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
-        """See `DescentRun`."""
         if self.declared.sliced.feature_map is None:
             feature_map = feature_map or self._map_of(PublicSource.of(source))
         sent: FloatArray | str

@@ -47,24 +47,19 @@ class AllWeights(GradientMethod):
     batch_records: int = 256
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         return super().problems() + not_positive(self, "alignment_weight") + not_counts(self, "batch_records")
 
     def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`."""
         return RunSize(batch=128, steps=2000)
 
     @property
     def step_features(self) -> int:
-        """See `GradientMethod`."""
         return max(self.batch_records, self.source_records)
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         return "all weights of the extractor, on both sides"
 
     def names(self, extractor: nn.Module) -> tuple[str, ...]:
-        """See `GradientMethod`."""
         return tuple(name for name, _ in extractor.named_parameters())
 
     def begin(self, group: Group, training: Training) -> None:

@@ -101,7 +101,6 @@ class Dpda(StatisticsMethod):
     source_records: int = 50_000
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         return [
             *super().problems(),
             *not_counts(self, "points", "part", "updates"),
@@ -110,12 +109,10 @@ class Dpda(StatisticsMethod):
         ]
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         return "the classifier, for the team's own records, from the hospital's labels; the extractor stays"
 
     @classmethod
     def usual_model(cls, records: Tensor, classes: int) -> tuple[nn.Module, nn.Module]:
-        """See `Method`."""
         extractor = principal_components(records)
         with torch.no_grad():
             return extractor, target_network(extractor(records[:1]).shape[1], classes)

@@ -37,7 +37,7 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import DrawnStep
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
@@ -85,6 +85,7 @@ class Finetune(Method):
     """
 
     name = "finetune"
+    mechanism = LABELLED_GRADIENT
 
     descent: Literal["adam", "newton", "scoring"] = "adam"
     learning_rate: float = 0.2
@@ -94,7 +95,6 @@ class Finetune(Method):
     own_models: bool = True
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         positive = ("weight_rate", *(("clip_norm",) if self.clip_norm is not None else ()))
         named = [] if self.trains.strip(", ") else ["trains is empty; name parameters, or say classifier or all"]
         words = not_one_of(self, "descent", ("adam", "newton", "scoring"))
@@ -105,13 +105,7 @@ class Finetune(Method):
             )
         return [*super().problems(), *not_positive(self, *positive), *named, *words]
 
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return LABELLED_GRADIENT
-
     def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`."""
         if self.descent in _FULL_STEPS:
             return RunSize(batch=description.records, steps=_FULL_STEPS[self.descent])
         return RunSize(batch=_BATCH, steps=_STEPS)
@@ -131,7 +125,6 @@ class Finetune(Method):
         return LabelledGradientDeclaration(run.classes, ClippedSum(run.names, clip_norm, 2.0 * clip_norm * run.noise))
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         what = {"classifier": "the classifier", "all": "all weights"}.get(self.trains, self.trains)
         return f"{what}, by gradients of the hospital's own labels"
 
@@ -186,7 +179,6 @@ class Finetune(Method):
                 site.model = parts[id(models[site.name])]
 
     def fit(self, group: Group, training: Training) -> None:
-        """See `Method`."""
         features = PublicStep(training.features)
         optimizer = self._optimizer(group, training)
 
@@ -324,7 +316,6 @@ class FinetuneRun(DescentRun[LossGradientReply]):
     """A run of labelled gradients. See `DescentRun`."""
 
     def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
-        """See `DescentRun`."""
         return LossGradientRequest(self.adapted_values())
 
     def answered(

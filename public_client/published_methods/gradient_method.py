@@ -20,7 +20,7 @@ from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GRADIENT, SLICED, GradientDeclaration
@@ -39,6 +39,8 @@ class GradientMethod(Method):
         clip_norm: C, the largest norm of one record's gradient.
     """
 
+    mechanism = GRADIENT
+
     release: Literal["quantiles", "rows"] = "quantiles"
     directions: int = 200
     coefficients: int = 2
@@ -47,7 +49,6 @@ class GradientMethod(Method):
     clip_norm: float = 0.5
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         broken = [
             *super().problems(),
             *not_one_of(self, "release", SLICED),
@@ -58,21 +59,14 @@ class GradientMethod(Method):
         return broken + ["gradient_share is 0; it must be above 0"] * (self.gradient_share == 0.0)
 
     @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return GRADIENT
-
-    @property
     def step_features(self) -> int:
         """M, the most source features that a step brings."""
         return self.source_records
 
     def usual_size(self, description: Description) -> RunSize:
-        """See `Recipe`."""
         return RunSize(batch=512, steps=60)
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         if not run.names:
             raise InvalidValue(f"the extractor has no parameters that {self.name} could adapt")
         share, coefficients = self.gradient_share, self.coefficients if self.release == "quantiles" else 0
@@ -102,7 +96,6 @@ class GradientMethod(Method):
         own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
-        """See `Method`."""
         return self.ready(extractor, record_shape)
 
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> AlignedRun:

@@ -39,7 +39,7 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -71,6 +71,7 @@ class PseudoLabels(Method):
     """
 
     name = "pseudo-labels"
+    mechanism = QUANTILES
     suits = (
         "for deep features of about 1,000 records or more, three classes or more, each moved its own way; else it keeps"
     )
@@ -84,17 +85,11 @@ class PseudoLabels(Method):
     target_norm: float = 0.35
 
     def problems(self) -> list[str]:
-        """See `Method`."""
         return [
             *super().problems(),
             *not_counts(self, "components", "least_classes"),
             *not_positive(self, "target_norm"),
         ]
-
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return QUANTILES
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`: the first quantile coefficient is the sum of the projections over the root of b."""
@@ -108,7 +103,6 @@ class PseudoLabels(Method):
         )
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        """See `Recipe`."""
         return "the classifier, on public features that moved as the target's classes did; the extractor stays"
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
 
@@ -48,6 +48,7 @@ class Transport(Recipe):
     """
 
     name = "transport"
+    mechanism = ROWS
 
     directions: int = 100
     target_norm: float = 0.4
@@ -59,11 +60,6 @@ class Transport(Recipe):
     def __post_init__(self) -> None:
         problems = not_counts(self, "directions", "part", "rounds") + not_positive(self, "target_norm", "penalty")
         refuse(problems + not_one_of(self, "solver", ("exact", "entropic")))
-
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return ROWS
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`; the mean squared shift along k of d directions is k / d."""

@@ -72,11 +72,9 @@ class ColumnView(View):
         return features
 
     def penalty(self) -> Tensor:
-        """See `View.penalty`."""
         return torch.log1p((self.log_gain / _SPIKE).square()).sum() + torch.log1p((self.zero / _ZERO).square()).sum()
 
     def check(self, records: Tensor, features: Tensor) -> None:
-        """See `View.check`."""
         if records.dim() != 2 or records.shape[1] != len(self.spread):
             raise InvalidValue(
                 f"the view has one gain for each of {len(self.spread)} columns, records have shape "
@@ -84,7 +82,6 @@ class ColumnView(View):
             )
 
     def undone(self) -> nn.Module:
-        """See `View.undone`."""
         affine = FeatureAffine(len(self.spread)).to(self.spread)
         with torch.no_grad():
             affine.gain.copy_(torch.exp(-self.log_gain))
@@ -92,7 +89,6 @@ class ColumnView(View):
         return affine.requires_grad_(False)
 
     def words(self) -> str:
-        """See `View.words`."""
         return f"in other units ({self})"
 
     def __str__(self) -> str:

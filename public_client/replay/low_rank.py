@@ -104,13 +104,11 @@ class LowRankView(View):
         return torch.randn(count, self.grain.shape[1], generator=source).to(self.mean)
 
     def penalty(self) -> Tensor:
-        """See `View.penalty`."""
         squares = [self.move.square(), self.out.square() + self.into.square(), self.grain.square()]
         sizes = torch.stack([square.sum() for square in squares])
         return 0.5 * (sizes / self.widths.square()).sum() + self.volume
 
     def check(self, records: Tensor, features: Tensor) -> None:
-        """See `View.check`."""
         if features.shape[1] != len(self.mean):
             raise InvalidValue(
                 f"the view moves {len(self.mean)} features, the extractor gives {features.shape[1]}; make it from "
@@ -118,7 +116,6 @@ class LowRankView(View):
             )
 
     def words(self) -> str:
-        """See `View.words`."""
         return "moved along a few directions of the features"
 
     def __str__(self) -> str:

@@ -105,7 +105,6 @@ class TableView(View):
         return torch.cat((torch.where(missing, self.fill, values), torch.where(missing, 1.0, flags)), dim=1)
 
     def check(self, records: Tensor, features: Tensor) -> None:
-        """See `View.check`."""
         c = len(self.fill)
         if records.dim() != 2 or records.shape[1] != 2 * c:
             raise InvalidValue(
@@ -120,7 +119,6 @@ class TableView(View):
             )
 
     def penalty(self) -> Tensor:
-        """See `View.penalty`."""
         return _GAP_COST * (self.rates > 0).sum()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpswd.public_client.data.datasets import Labelled
-from dpswd.public_client.data.progress import Reporter, reporting
+from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.replay.cross_fitting import laid_out
 from dpswd.public_client.replay.views import FeatureView, View
@@ -47,8 +47,15 @@ def trials_of(
     """What tuning on a view, for a while, does on records that were left out; nothing where it keeps scores."""
     if view.keeps_scores:
         return []
-    trial = _held_out if view.tunes_extractor else _folds
-    return trial(extractor, classifier, view, source, min(steps, _TRIAL_STEPS), generator, ranks)
+    most = min(steps, _TRIAL_STEPS)
+
+    def tuned(module: nn.Module, one: View, rest: Labelled) -> tuple[nn.Module, nn.Module]:
+        return tune(module, classifier, one, rest, steps=most, generator=generator, bar=Reporter(), ranks=ranks)
+
+    if view.tunes_extractor:
+        rest, held = _parted(source, generator)
+        return [Trial((extractor, classifier), tuned(extractor, view, rest), held)]
+    return _folds(extractor, view, source, generator, tuned)
 
 
 @dataclass(frozen=True)
@@ -60,35 +67,22 @@ class Trial:
     held: Labelled
 
 
-def _held_out(
-    extractor: nn.Module,
-    classifier: nn.Module,
-    view: View,
-    source: Labelled,
-    steps: int,
-    generator: torch.Generator,
-    ranks: Ranks,
-) -> list[Trial]:
+def _parted(source: Labelled, generator: torch.Generator) -> tuple[Labelled, Labelled]:
     """Where all weights are tuned: some records are held out once, and the source-trained model has seen them.
 
     So the gain is rather too small than too large.
     """
     order = torch.randperm(len(source), generator=generator).to(source.labels.device)
     count = min(_MOST_HELD_OUT, int(_HELD_OUT * len(source)))
-    rest, held = source.part(order[count:]), source.part(order[:count])
-    with reporting("", steps, shown=False) as bar:
-        tuned = tune(extractor, classifier, view, rest, steps=steps, generator=generator, bar=bar, ranks=ranks)
-    return [Trial((extractor, classifier), tuned, held)]
+    return source.part(order[count:]), source.part(order[:count])
 
 
 def _folds(
     extractor: nn.Module,
-    classifier: nn.Module,
     view: View,
     source: Labelled,
-    steps: int,
     generator: torch.Generator,
-    ranks: Ranks,
+    tuned: Callable[[nn.Module, View, Labelled], tuple[nn.Module, nn.Module]],
 ) -> list[Trial]:
     """Where the extractor stays as it is, every record is held out once, and features are computed once.
 
@@ -102,11 +96,7 @@ def _folds(
     trials = []
     for number in range(_FOLDS):
         rest, held = data.part(numbers != number), data.part(numbers == number)
-        with reporting("", 2 * steps, shown=False) as bar:
-            before, after = (
-                tune(nn.Identity(), classifier, one, rest, steps=steps, generator=generator, bar=bar, ranks=ranks)
-                for one in (still, view)
-            )
+        before, after = (tuned(nn.Identity(), one, rest) for one in (still, view))
         trials.append(Trial(before, after, held))
     return trials
 

@@ -166,7 +166,6 @@ class ImageView(View):
 
     @property
     def draws_noise(self) -> bool:
-        """See `View.draws_noise`."""
         return float(self.noise.detach()) != 0.0
 
     def see(self, x: Tensor, drawn: Drawn | None = None) -> Tensor:
@@ -183,7 +182,6 @@ class ImageView(View):
         return seen
 
     def penalty(self) -> Tensor:
-        """See `View.penalty`."""
         warp, affine = self.warp, self.affine
         identity = torch.eye(2, 3, device=warp.theta.device)
         total = ((warp.theta - identity) / _WARP).square().sum()
@@ -196,7 +194,6 @@ class ImageView(View):
         return 0.5 * total + _INVERTED * (self.sign < 0)
 
     def check(self, records: Tensor, features: Tensor) -> None:
-        """See `View.check`."""
         if records.dim() != 4 or records.shape[1] != self.affine.channels:
             raise InvalidValue(
                 f"the view is of images with {self.affine.channels} channels, records have shape "
@@ -318,11 +315,9 @@ class FeatureView(View):
         return moved_features(features, self.log_gain * self.factors[0], self.bias * self.factors[1], self.spread)
 
     def words(self) -> str:
-        """See `View.words`."""
         return "of features on other scales"
 
     def check(self, records: Tensor, features: Tensor) -> None:
-        """See `View.check`."""
         if features.shape[1] != len(self.spread):
             raise InvalidValue(
                 f"the view has one gain for each of {len(self.spread)} features, the extractor gives "
@@ -330,7 +325,6 @@ class FeatureView(View):
             )
 
     def penalty(self) -> Tensor:
-        """See `View.penalty`."""
         return 0.5 * (self.log_gain.square().sum() + self.bias.square().sum())
 
 

@@ -6,10 +6,7 @@ import enum
 
 
 class Bound(enum.Enum):
-    """A bound that prices a run. ``auto`` is the smallest of the valid ones and what a curator charges.
-
-    The last three reproduce published recipes for comparison; they are no guarantees and admit nothing.
-    """
+    """A bound that prices a run. ``auto`` is the smallest of them and what a curator charges."""
 
     AUTO = "auto"
     """The smallest of HYB, C_gamma and PLD."""
@@ -28,17 +25,3 @@ class Bound(enum.Enum):
 
     PLD = "pld"
     """Privacy loss distribution of C_gamma, composed by FFT."""
-
-    CLT = "clt"
-    """DP-SWD's central-limit bound on the sensitivity, with Theorem 9: not rigorous."""
-
-    BERNSTEIN = "bernstein"
-    """DP-SWD's Lemma 2 as printed, with Theorem 9."""
-
-    BERNSTEIN_PUBLISHED = "bernstein-published"
-    """DP-SWD's Lemma 2 as in the published code, which counts k twice under the root."""
-
-    @property
-    def is_guarantee(self) -> bool:
-        """Whether a price under this bound holds for what the curator releases."""
-        return self not in (Bound.CLT, Bound.BERNSTEIN, Bound.BERNSTEIN_PUBLISHED)

@@ -1,6 +1,6 @@
 """Epsilon of a committed run, and the noise that a target epsilon needs: two inverse functions.
 
-``epsilon`` prices a run under a ``Bound``; ``auto`` is the smallest of the valid prices (HYB, C_gamma, PLD), and the
+``epsilon`` prices a run under a ``Bound``; ``auto`` is the smallest of the prices (HYB, C_gamma, PLD), and the
 full batch is priced by its exact curve and profile. ``calibrate_sigma`` returns a sigma whose run costs at most the
 target: it is rounded up, never down.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpswd.shared.accounting import c_gamma, pld, published
+from dpswd.shared.accounting import c_gamma, pld
 from dpswd.shared.accounting.amplification import LARGEST_ORDER, renyi_curve
 from dpswd.shared.accounting.bounds import Bound
 from dpswd.shared.accounting.conversion import affordable_end, epsilon_of
@@ -54,7 +54,7 @@ def epsilon(run: RunEvent, delta: float, bound: Bound = Bound.AUTO) -> float:
         The cost; ``inf`` where this bound certifies nothing.
 
     Raises:
-        InvalidValue: delta is out of range, or a published recipe is asked for what it does not define.
+        InvalidValue: delta is out of range.
     """
     check_delta(delta)
     if bound is Bound.AUTO:
@@ -68,8 +68,6 @@ def epsilon(run: RunEvent, delta: float, bound: Bound = Bound.AUTO) -> float:
 
 
 def _price(run: RunEvent, delta: float, bound: Bound) -> float:
-    if not bound.is_guarantee:
-        return published.epsilon(run, delta, bound)
     if bound is Bound.PLD:
         return pld_epsilon(run, delta)
     if run.step.batch == run.step.records:

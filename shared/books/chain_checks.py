@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -118,29 +118,6 @@ def _dated(entry: SignedEntry) -> datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo is not None else None
-
-
-def verify_receipts(
-    export: Sequence[SignedEntry], receipts: Iterable[SignedEntry], public_key: bytes
-) -> tuple[Finding, ...]:
-    """Holds a client's receipts, or noted heads, against an export of the ledger.
-
-    Any signed entry serves as a receipt here: an auditor may keep the ledger's last entry as a witness.
-
-    Args:
-        export: the ledger's entries in the order of the export, as `read_export` returns them.
-        receipts: the signed entries that the client kept, in any order.
-        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
-
-    Returns:
-        Findings; empty exactly when the export is one unbroken signed chain that contains every receipt.
-
-    Raises:
-        InvalidValue: ``public_key`` is no Ed25519 key.
-    """
-    findings = check_chain(export, public_key)
-    hashes = {entry.seq: entry.hash for entry in export}
-    return (*findings, *hold_receipts(receipts, hashes, max(hashes, default=0), public_key))
 
 
 def hold_receipts(

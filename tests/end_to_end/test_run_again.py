@@ -125,7 +125,7 @@ def test_the_demo_again_in_the_same_folder_after_ctrl_c(tmp_path):
     assert re.search(r"Operator's console, until the demo ends: http://127\.0\.0\.1:\d+/sign-in\?token=\S+", said), said
     assert "dpswd-curator console --home demo-output/run-2/method-1/hospital/home" in said
     assert "BudgetExhausted" in said
-    for name in ("accuracy.png", "method-1/adapted.safetensors", "method-1/receipts.jsonl"):
+    for name in ("method-1/adapted.safetensors", "method-1/receipts.jsonl"):
         assert (second / name).stat().st_size > 0
     # Another hospital, and so another key: nothing of the first is overwritten or held against it.
     assert (first / "method-1" / "ledger.pub").read_text() == pinned != (second / "method-1" / "ledger.pub").read_text()
@@ -196,7 +196,7 @@ def small_files():
         ("--save", f"{NOBODYS}/model.safetensors", f"{NOBODYS}: "),
         ("--save", "taken", "a folder stands there"),
         ("--log-dir", "file/logs", "Not a directory"),
-        ("--plots", "file", "File exists"),
+        ("--checkpoint", "file", "File exists"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_charged(source, tmp_path, option, path, says):

@@ -19,7 +19,6 @@ from dpswd.public_client.published_methods.generators.networks import Centred, K
 from dpswd.public_client.replay.posterior import cosine
 from dpswd.public_client.training.history import Average
 from dpswd.public_client.training.run import DrawnStep, Release
-from dpswd.shared.core.errors import InvalidValue
 
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""
@@ -55,7 +54,6 @@ class Network(GenerationMethod):
     averaging: float = 0.99
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
         problems = [
             *super().problems(),
             *not_counts(self, "latent", "width"),
@@ -216,12 +214,4 @@ class _State:
 
 
 def _copied(trained: nn.Module) -> nn.Module:
-
     return copy.deepcopy(trained).eval()
-
-
-def no_loss() -> InvalidValue:
-    """The error of a run whose steps need generated records, where it is asked for a loss of source features."""
-    return InvalidValue(
-        "such a step compares generated records with private ones; fit the method, or use its run's own"
-    )

@@ -27,7 +27,7 @@ from dpswd.public_client.published_methods.generators.networks import Centred
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
+from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.models.free_weights import free_count
 
@@ -45,6 +45,7 @@ class DpMerf(Network):
     """
 
     name = "dp-merf"
+    mechanism = CLASS_STATISTICS
     run_kind: ClassVar[type[Release[Any]]] = StatisticsRun
 
     frequencies: int = 1000
@@ -54,20 +55,13 @@ class DpMerf(Network):
     draws: int = 200
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
         return [
             *super().problems(),
             *not_counts(self, "frequencies", "updates", "draws"),
             *not_positive(self, "scale"),
         ]
 
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return CLASS_STATISTICS
-
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         weights = Weights(run.classes, free_count(Weights(run.classes, 0.0, 0.0, 0.0)), 0.0, 0.0)
         return StatisticsDeclaration(
             classes=run.classes,
@@ -86,7 +80,6 @@ class DpMerf(Network):
         return nn.Sequential(Centred(self.low, self.high), fourier).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
         assert isinstance(run, StatisticsRun), "this method opened it"
         with reporting("random Fourier means", run.plan.steps, shown=fitting.progress) as bar:
             sums = run.sums(bar)

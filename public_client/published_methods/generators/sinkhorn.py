@@ -25,7 +25,7 @@ from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
 from dpswd.public_client.published_methods.generators.networks import Centred
 from dpswd.public_client.training.run import DrawnStep, Release
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload, RunSize
+from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points
@@ -48,6 +48,7 @@ class DpSinkhorn(Network):
     """
 
     name = "dp-sinkhorn"
+    mechanism = SINKHORN
 
     points: int = 50
     fresh: int = 10
@@ -59,7 +60,6 @@ class DpSinkhorn(Network):
     clip_points: bool = False
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
         problems = [
             *super().problems(),
             *not_counts(self, "points", "iterations"),
@@ -71,17 +71,11 @@ class DpSinkhorn(Network):
             problems.append(f"l1_weight is {self.l1_weight!r}; it must be 0 or more")
         return problems
 
-    @property
-    def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
-        return SINKHORN
-
     def usual_size(self, description: Description) -> RunSize:
         """See `Recipe`: the paper's batch; its some 200,000 steps take a GPU."""
         return RunSize(batch=50, steps=1000)
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         return SinkhornDeclaration(
             classes=run.classes,
             points=self.points,
@@ -100,7 +94,6 @@ class DpSinkhorn(Network):
         return Centred(self.low, self.high).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
         classes = run.plan.classes
         features = features.to(fitting.device)
 

@@ -56,7 +56,6 @@ class DpSwd(Network):
     typical: float = 0.4
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
         problems = [
             *super().problems(),
             *not_one_of(self, "release", ("rows", "quantiles")),
@@ -69,7 +68,6 @@ class DpSwd(Network):
 
     @property
     def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
         return LABELLED_ROWS if self.release == "rows" else LABELLED_QUANTILES
 
     def usual_size(self, description: Description) -> RunSize:
@@ -77,7 +75,6 @@ class DpSwd(Network):
         return RunSize(batch=100, steps=1000)
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         coefficients = 0 if self.release == "rows" else self.coefficients
         return SlicedDeclaration(
             directions=self.directions,
@@ -94,7 +91,6 @@ class DpSwd(Network):
         return Scaled(self.low, self.high, self.typical * math.sqrt(values), norm=room).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
         declared: SlicedDeclaration = run.declared
         classes, weight, batch = run.plan.classes, declared.label_weight, run.plan.batch_size
         features = features.to(fitting.device)

@@ -110,7 +110,6 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
     reply = GradientReply
 
     def violations(self, declared: GradientDeclaration, run: RunSize, facts: Facts, limits: Limits) -> list[Violation]:
-        """See `Mechanism`."""
         if declared.release not in SLICED:
             allowed = " or ".join(SLICED)
             return [("declaration.release", f"is {declared.release!r}; a gradient is taken of {allowed}")]
@@ -125,13 +124,11 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
         return broken
 
     def resolved(self, request: GradientRequest, public: PublicArrays) -> GradientRequest:
-        """See `Mechanism`."""
         return replace(request, source=public(request.source)) if isinstance(request.source, str) else request
 
     def check(
         self, request: GradientRequest, declared: GradientDeclaration, facts: Facts, limits: Limits
     ) -> list[Violation]:
-        """See `Mechanism`."""
         assert not isinstance(request.source, str), "resolved before it is checked"
         broken = map_violations(request.feature_map, facts, "payload.feature_map")
         broken += declared.sum.check(request.adapted, facts)
@@ -142,22 +139,18 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
         return broken
 
     def parts(self, declared: GradientDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
-        """See `Mechanism`."""
         return (SLICED[declared.release].part(declared.sliced, facts), declared.sum.part(run, facts))
 
     def synthetic(self, declared: GradientDeclaration, run: RunSize, facts: Facts) -> GradientRequest:
-        """See `Mechanism`."""
         shape = (declared.source_features, facts.model.feature_dimension)
         source = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
         return GradientRequest(source, declared.sum.made_values(facts), FeatureMap.identity(shape[1]))
 
     def work(self, declared: GradientDeclaration) -> tuple[object, ...]:
-        """See `Mechanism`."""
         sliced = SLICED[declared.release].work(declared.sliced)
         return (declared.release, *sliced, declared.sum.parameters, declared.source_features)
 
     def compute(self, declared: GradientDeclaration, request: GradientRequest, step: Step) -> GradientReply:
-        """See `Mechanism`."""
         assert not isinstance(request.source, str), "resolved before it is computed"
         sliced, names = SLICED[declared.release], declared.sum.parameters
         seen = sliced.look(declared.sliced, request.feature_map, step, adapted=request.adapted, names=names)
@@ -170,7 +163,6 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
         return GradientReply(seen.reply, gradient, scale)
 
     def summary(self, declared: GradientDeclaration, facts: Facts) -> str:
-        """See `Mechanism`."""
         sliced = SLICED[declared.release].summary(declared.sliced, facts)
         return f"{sliced} and {declared.sum.summary(facts)}"
 

@@ -75,7 +75,6 @@ class LabelledGradient(Mechanism[LabelledGradientDeclaration, LossGradientReques
     def violations(
         self, declared: LabelledGradientDeclaration, run: RunSize, facts: Facts, limits: Limits
     ) -> list[Violation]:
-        """See `Mechanism`."""
         broken = declared.sum.violations(run, facts, limits)
         classes, scores = facts.data.classes, facts.model.feature_dimension
         if declared.classes != classes:
@@ -86,27 +85,22 @@ class LabelledGradient(Mechanism[LabelledGradientDeclaration, LossGradientReques
         return broken
 
     def synthetic(self, declared: LabelledGradientDeclaration, run: RunSize, facts: Facts) -> LossGradientRequest:
-        """See `Mechanism`."""
         return LossGradientRequest(declared.sum.made_values(facts))
 
     def check(
         self, request: LossGradientRequest, declared: LabelledGradientDeclaration, facts: Facts, limits: Limits
     ) -> list[Violation]:
-        """See `Mechanism`."""
         return declared.sum.check(request.adapted, facts)
 
     def parts(self, declared: LabelledGradientDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
-        """See `Mechanism`."""
         return (declared.sum.part(run, facts),)
 
     def work(self, declared: LabelledGradientDeclaration) -> tuple[object, ...]:
-        """See `Mechanism`."""
         return declared.sum.parameters
 
     def compute(
         self, declared: LabelledGradientDeclaration, request: LossGradientRequest, step: Step
     ) -> LossGradientReply:
-        """See `Mechanism`."""
         records, labels = step.sample.take(0, step.sample.count)
         assert labels is not None, "offered only where there are labels"
         scores = step.model.features(records, adapted=request.adapted, names=declared.sum.parameters)  # (b, C)
@@ -118,7 +112,6 @@ class LabelledGradient(Mechanism[LabelledGradientDeclaration, LossGradientReques
         return LossGradientReply(gradient)
 
     def summary(self, declared: LabelledGradientDeclaration, facts: Facts) -> str:
-        """See `Mechanism`."""
         return f"the cross-entropy's {declared.sum.summary(facts).removeprefix('a ')}"
 
 

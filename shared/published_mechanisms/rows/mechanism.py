@@ -18,22 +18,18 @@ class Rows(Sliced):
     name = "rows"
 
     def own_violations(self, declared: SlicedDeclaration, run: RunSize, limits: Limits) -> list[Violation]:
-        """See `Sliced`."""
         if not declared.coefficients:
             return []
         return [("declaration.coefficients", f"is {declared.coefficients}; rows have none, send 0")]
 
     def part(self, declared: SlicedDeclaration, facts: Facts) -> RowProjections:
-        """See `Sliced`."""
         d, k, sigma = self.dimension(facts), declared.directions, declared.sigma
         return RowProjections(d, k, sigma, grid_step(sigma))
 
     def released(self, features: Tensor, U: Tensor, declared: SlicedDeclaration, noise: NoiseSource) -> GridArray:
-        """See `Sliced`."""
         return release_rows(features, U, sigma=declared.sigma, noise=noise)
 
     def summary(self, declared: SlicedDeclaration, facts: Facts) -> str:
-        """See `Mechanism`."""
         return f"noisy projections of every record in {declared.directions} directions"
 
 
@@ -44,7 +40,6 @@ class LabelledRows(Rows):
     needs_labels = True
 
     def summary(self, declared: SlicedDeclaration, facts: Facts) -> str:
-        """See `Mechanism`."""
         return f"{super().summary(declared, facts)}, of features with their labels"
 
 

@@ -108,7 +108,6 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
     needs_labels = True
 
     def violations(self, declared: SinkhornDeclaration, run: RunSize, facts: Facts, limits: Limits) -> list[Violation]:
-        """See `Mechanism`."""
         broken = positive("declaration.sigma", declared.sigma) + positive("declaration.clip_norm", declared.clip_norm)
         for name in ("label_weight", "l1_weight", "blur"):
             field, value, least = f"declaration.{name}", getattr(declared, name), SMALLEST * (name == "blur")
@@ -146,7 +145,6 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
     def check(
         self, request: SinkhornRequest, declared: SinkhornDeclaration, facts: Facts, limits: Limits
     ) -> list[Violation]:
-        """See `Mechanism`."""
         broken, shape = [], (declared.points + declared.fresh, facts.model.feature_dimension)
         if request.points.shape != shape:
             broken.append(("payload.points", f"has shape {request.points.shape}; this run declared {shape}"))
@@ -158,13 +156,11 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
         return broken
 
     def synthetic(self, declared: SinkhornDeclaration, run: RunSize, facts: Facts) -> SinkhornRequest:
-        """See `Mechanism`."""
         shape = (declared.points + declared.fresh, facts.model.feature_dimension)
         made = np.random.default_rng(1).random(shape, dtype=np.float32)
         return SinkhornRequest(made, tuple(number % declared.classes for number in range(shape[0])))
 
     def parts(self, declared: SinkhornDeclaration, run: RunSize, facts: Facts) -> tuple[Part, ...]:
-        """See `Mechanism`."""
         values = declared.points * facts.model.feature_dimension
         step = declared.sigma * 2.0**-declared.exponent
         return (ClippedVector(values, declared.clip_norm, declared.sigma, step),)
@@ -174,7 +170,6 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
         return (declared.classes, declared.points, declared.fresh, bool(declared.l1_weight), declared.iterations)
 
     def compute(self, declared: SinkhornDeclaration, request: SinkhornRequest, step: Step) -> SinkhornReply:
-        """See `Mechanism`."""
         records, labels = step.sample.take(0, step.sample.count)
         assert labels is not None, "offered only where there are labels"
         # In float64 no square of a float32 overflows.
@@ -185,7 +180,6 @@ class Sinkhorn(Mechanism[SinkhornDeclaration, SinkhornRequest, SinkhornReply]):
         return SinkhornReply(sanitized(gradient, declared, step))
 
     def summary(self, declared: SinkhornDeclaration, facts: Facts) -> str:
-        """See `Mechanism`."""
         n, d = declared.points, facts.model.feature_dimension
         return (
             f"the Sinkhorn loss's gradient in {n} generated points of {d} features, clipped to {declared.clip_norm:.3g}"

@@ -10,6 +10,7 @@ import sqlite3
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from held_receipts import verify_receipts
 from toy_accounting import ToyAccounting, ToyBudget
 
 from dpswd.private_curator.books.audit import verify_file
@@ -20,7 +21,7 @@ from dpswd.private_curator.core.ledger.sqlite_tables import layout
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.postgres.database import PostgresSession
-from dpswd.shared.books.chain_checks import Tampering, read_export, verify_receipts
+from dpswd.shared.books.chain_checks import Tampering, read_export
 from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable
 from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, Signed, SignedEntry, canonical_json
 

@@ -41,7 +41,7 @@ def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_p
     file.write_text(json.dumps(description.to_json()))
     words = ["train", "--dry-run", *tables, *SHORT, "--curator", "a=nowhere:1", "--curator", "b=nowhere:2",
              "--description", file, "--method", "adapter", "--epsilon", 2, "--save", tmp_path / "no.safetensors",
-             "--plots", tmp_path / "plots", "--log-dir", tmp_path / "logs"]  # fmt: skip
+             "--log-dir", tmp_path / "logs"]  # fmt: skip
     text = invoke(*words)
     assert text.exit_code == 0, text.output
     assert "nothing was spent" in text.stdout
@@ -50,7 +50,6 @@ def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_p
     charged = [float(re.findall(rf"{site}: epsilon (\S+) for a run of 3 steps", text.stdout)[0]) for site in ("a", "b")]
     assert all(1.8 < epsilon <= 2.0 for epsilon in charged)
     assert not (tmp_path / "no.safetensors").exists()
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"epsilon.png"}
     assert (tmp_path / "logs" / "steps.csv").exists()
     report = json.loads(invoke(*words, "--format", "json").stdout)
     assert report["dry_run"] is True
@@ -85,12 +84,11 @@ def test_two_curators_from_the_command_line(serve, tmp_path, tables):
 @pytest.mark.long
 def test_a_training_runs_dry_and_against_two_curators_and_is_resumed(serve, tmp_path, tables):
     short = ["--source-epochs", 1, "--steps", 4, "--batch", 40, "--device", "cpu", "--method", "adapter"]
-    dry = invoke("train", "--dry-run", *tables, *short, "--epsilon", 2, "--records", 500, "--plots", tmp_path / "plots")
+    dry = invoke("train", "--dry-run", *tables, *short, "--epsilon", 2, "--records", 500)
     assert dry.exit_code == 0, dry.output
     assert "nothing was spent" in dry.stdout
     (charged,) = re.findall(r"epsilon (\S+) for a run of 4 steps, each releasing .* a sanitized gradient", dry.stdout)
     assert 1.8 < float(charged) <= 2.0
-    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["epsilon.png"]
     wrong = invoke("train", "--dry-run", *tables, *short, "--set", "method.settings.hidden=8")
     assert wrong.exit_code == 9
     assert "adapter has no hidden" in wrong.stderr

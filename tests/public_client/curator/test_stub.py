@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from free_ports import own_port
+from held_receipts import verify_receipts
 
 from dpswd.public_client.curator.connection import Patience, call
 from dpswd.public_client.curator.receipts import checked_receipt
@@ -219,7 +220,7 @@ def test_receipts_are_stored_once_and_form_a_chain(hospital, served, tmp_path):
     entries, findings = chain_checks.read_export(lines)
     assert (len(entries), findings) == (3, [])  # the charge and two answers
     key = bytes.fromhex(hospital.describe().ledger_public_key)
-    assert chain_checks.verify_receipts(served.curator.entries, entries, key) == ()
+    assert verify_receipts(served.curator.entries, entries, key) == ()
 
 
 def test_a_receipt_for_another_reply_is_refused(hospital, served):

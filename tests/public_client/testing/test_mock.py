@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from held_receipts import verify_receipts
 from small_methods import small
 
 from dpswd import Adapter, DomainAdaptation, Hospital
@@ -139,7 +140,7 @@ def test_a_repeated_request_is_answered_alike_and_receipts_verify(tmp_path):
     entries, findings = chain_checks.read_export((tmp_path / "receipts.jsonl").read_text().splitlines())
     assert (len(entries), findings) == (2 + 2 + 1, [])  # two charges, and three steps
     key = bytes.fromhex(curator.describe().ledger_public_key)
-    assert chain_checks.verify_receipts(entries, entries, key) == ()
+    assert verify_receipts(entries, entries, key) == ()
 
 
 def test_what_a_curator_refuses_is_refused():

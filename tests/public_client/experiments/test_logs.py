@@ -1,4 +1,4 @@
-"""Logs hold what was told; pictures show the client's own and the released, and the target's centre where it is."""
+"""Logs hold what was told; bars too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch import nn
 from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader
-from dpswd.public_client.experiments.plots import plot_epsilon
 from dpswd.public_client.replay import fit as replay_fit
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.logs import COLUMNS, TrainingLog
@@ -69,28 +68,6 @@ def test_a_log_takes_several_threads_and_goes_on_where_it_was(tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * (4 * 50 + 1)
     assert all(row["distance"] in ("1.0", "") for row in rows)
-
-
-@pytest.mark.long
-def test_pictures_are_written(tmp_path):
-    hospital = Hospital(MockCurator(mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)))
-    generator = torch.Generator().manual_seed(0)
-    loader = source_loader(
-        Labelled(torch.randn(96, D, generator=generator), torch.randint(3, (96,), generator=generator)), batch_size=32
-    )
-    plan = hospital.plan(small("adapter"), epsilon=1.0, steps=2, batch_size=50)
-    extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
-    adaptation = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=1, device="cpu")
-    adaptation.fit(loader, progress=False)
-    (site,) = adaptation.sites.values()
-    plot_epsilon(
-        tmp_path / "epsilon.png",
-        {"curator": site.history},
-        {"curator": site.plan},
-        charged={"curator": 1.0},
-        title="test",
-    )
-    assert (tmp_path / "epsilon.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_bars_of_a_replay_tell_epsilon_and_accuracy(monkeypatch):
