@@ -68,8 +68,8 @@ def exp(x: Tensor) -> Tensor:
 
 
 def log(x: Tensor) -> Tensor:
-    """Natural logarithm, of at least 2^-126; 0 where x is NaN. torch's own is slow for what is not normal."""
-    return torch.log(functional.hardtanh(torch.nan_to_num(x, nan=1.0), 2.0**-126, 3.4e38))
+    """Natural logarithm, of 2^-126 to 2^125; 0 where x is NaN. torch's own is slow beyond, on some processors."""
+    return torch.log(functional.hardtanh(torch.nan_to_num(x, nan=1.0), 2.0**-126, 2.0**125))
 
 
 def between(x: Tensor, width: Tensor) -> Tensor:
