@@ -40,7 +40,6 @@ SHORT: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
     "dp-merf": ({"width": 8, "updates": 800, "learning_rate": 0.005}, None),
     "dp-sinkhorn": ({"width": 8, "learning_rate": 0.003}, 600),
     "gaussian": ({}, None),
-    "sliced-distributions": ({"width": 8, "updates": 800, "learning_rate": 0.005}, None),
     "dp-swd": ({"width": 8, "learning_rate": 0.003}, 1500),
     "dp-swd-quantiles": ({"width": 8, "learning_rate": 0.003}, 1500),
 }

@@ -5,17 +5,12 @@ know. It estimates the population's mean from
 
 * quantile coefficients (their first one is the mean along its direction; 200 directions, least squares) of a secret
   sample of at most 65,536 records, amplified for the sample;
-* distribution functions of every record (the same; 256 orthogonal directions);
 * class statistics of every record (the class sums added up);
 
 each calibrated to the same epsilon and delta, and computed by the mechanisms' own code. The error is the distance of
 the estimated mean from the population's, in units of a feature's standard deviation, mean over repeats. Accuracy is
 that of the source's nearest-mean classifier on moved records after the estimated shift is taken off; without an error,
 and without any correction, it is given beside.
-
-Shapes: the law of the projections on each direction, as 3 and 16 quantile coefficients of the sample tell it, and as 16
-and 64 coefficients of the distribution functions do; the error is the first Wasserstein distance from the population's
-law along the same direction, mean over directions, in units of a feature's standard deviation.
 """
 
 from __future__ import annotations
@@ -40,7 +35,6 @@ from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
 from dpswd.shared.core.mechanisms.declared import Asked, Declared
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
-from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.directions import directions
@@ -48,21 +42,12 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.limits import MAX_BATCH_SIZE
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
-from dpswd.shared.published_mechanisms.distributions.encoding import THRESHOLDS
-from dpswd.shared.published_mechanisms.distributions.histograms import public_directions
-from dpswd.shared.published_mechanisms.distributions.mechanism import (
-    DistributionsDeclaration,
-    DistributionsReply,
-    Released,
-)
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import module_weights
 
 RESULTS = Path(__file__).parent / "results" / "sampling-cost.json"
 D, CLASSES, DIRECTIONS, DELTA = 64, 10, 200, 1e-9
-GROUPS, WINDOW = 4, 4.0  # of orthogonal directions, and the window's width times the root of d
-LEVELS = 2048  # quantile levels at which laws are compared
 CPU = torch.device("cpu")
 
 
@@ -96,57 +81,8 @@ def released(
     return noised, own.reply.from_bytes(computed(Asked(run, own.request()), session, lab))
 
 
-def quantiles(
-    made: np.ndarray, labels: np.ndarray, public: FeatureMap, epsilon: float, coefficients: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Directions (d, k), and quantiles along each at `LEVELS` levels, (levels, k), of a secret sample."""
-    _, reply = released("quantiles", SlicedDeclaration(DIRECTIONS, 1.0, coefficients, public), made, labels, epsilon)
-    assert isinstance(reply, SlicedReply)
-    values = reply.values.to_numpy() / np.sqrt(min(len(made), MAX_BATCH_SIZE))  # (L, k)
-    basis = cosine_basis(LEVELS, coefficients).numpy() * np.sqrt(LEVELS)
-    return directions(reply.seed, D, DIRECTIONS).numpy().astype(np.float64), np.sort(basis @ values, axis=0)
-
-
-def distributions(
-    made: np.ndarray, labels: np.ndarray, public: FeatureMap, epsilon: float, coefficients: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Directions (d, k), quantiles as above, and the mean along each (k,), of every record."""
-    window = WINDOW / np.sqrt(D)
-    declared, reply = released(
-        "distributions", DistributionsDeclaration(0, GROUPS * D, coefficients, window, 0.0, 1.0, 0, public),
-        made, labels, epsilon,
-    )  # fmt: skip
-    assert isinstance(declared, DistributionsDeclaration)
-    assert isinstance(reply, DistributionsReply)
-    shares = Released.of(reply, declared).coefficients[0] / len(made)  # (L, k)
-    edges = (np.arange(THRESHOLDS) - THRESHOLDS / 2 + 0.5) * window / THRESHOLDS
-    basis = cosine_basis(THRESHOLDS, coefficients).numpy()
-    # What each record adds is relative to a record at 0, whose coefficients are public: the sum of both is smooth.
-    above = basis @ (shares + (basis.T @ (edges < 0))[:, None])  # (M, k): share of the records above, noised
-    levels = (np.arange(LEVELS) + 0.5) / LEVELS
-    # The noised function need not fall: its levels are brought into order, and so stand for the nearest one that does.
-    ordered = np.sort(np.clip(1.0 - above, 0.0, 1.0), axis=0)
-    quantiles = np.stack([np.interp(levels, ordered[:, j], edges) for j in range(ordered.shape[1])], axis=1)
-    return public_directions(0, D, GROUPS * D).numpy(), quantiles, shares[0] * window / np.sqrt(THRESHOLDS)
-
-
-def shape_error(mapped: np.ndarray, U: np.ndarray, quantiles: np.ndarray) -> float:
-    """Mean over directions of the first Wasserstein distance from mapped records' law."""
-    levels = (np.arange(LEVELS) + 0.5) / LEVELS
-    chosen = range(0, U.shape[1], U.shape[1] // 32)  # directions: sorting a million records along each takes a while
-    return float(np.mean([np.abs(quantiles[:, j] - np.quantile(mapped @ U[:, j], levels)).mean() for j in chosen]))
-
-
-def estimates(
-    made: np.ndarray, labels: np.ndarray, public: FeatureMap, epsilon: float
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """The population's mean in the map's coordinates, by each way; and its laws along directions (U, quantiles)."""
-    laws = {}
-    for coefficients in (3, 16):
-        laws[f"sample, {coefficients}"] = quantiles(made, labels, public, epsilon, coefficients)
-    for coefficients in (16, 64):
-        U, values, along_every = distributions(made, labels, public, epsilon, coefficients)
-        laws[f"every record, {coefficients}"] = (U, values)
+def estimates(made: np.ndarray, labels: np.ndarray, public: FeatureMap, epsilon: float) -> dict[str, np.ndarray]:
+    """The population's mean in the map's coordinates, by each way."""
     _, reply = released("quantiles", SlicedDeclaration(DIRECTIONS, 1.0, 1, public), made, labels, epsilon)
     assert isinstance(reply, SlicedReply)
     V = directions(reply.seed, D, DIRECTIONS).numpy().astype(np.float64)
@@ -158,14 +94,12 @@ def estimates(
     assert isinstance(declared, StatisticsDeclaration)
     return {
         "sample": np.linalg.lstsq(V.T, along, rcond=None)[0],
-        "every record, distributions": np.linalg.lstsq(U.T, along_every, rcond=None)[0],
         "every record": Sums.of(reply, declared, D).features.sum(axis=0) * RECORD_NORM / len(made),
-    }, laws
+    }
 
 
 def measured(records: int, epsilon: float, seeds: Sequence[int]) -> dict[str, Any]:
     errors: dict[str, list[float]] = {}
-    shapes: dict[str, list[float]] = {}
     accuracies: dict[str, list[float]] = {}
     for seed in seeds:
         made, labels, means, shift = population(records, seed)
@@ -173,11 +107,8 @@ def measured(records: int, epsilon: float, seeds: Sequence[int]) -> dict[str, An
         public = FeatureMap(torch.from_numpy(center.astype(np.float32)), torch.full((D,), scale, dtype=torch.float32))
         mapped = torch.cat([public.clipped(part) for part in torch.from_numpy(made).split(65_536)]).numpy()
         mean = mapped.mean(axis=0, dtype=np.float64)
-        estimated, laws = estimates(made, labels, public, epsilon)
-        for name, (U, law) in laws.items():
-            shapes.setdefault(name, []).append(shape_error(mapped, U, law) / scale)
         tested, kinds = made[:20_000].astype(np.float64), labels[:20_000]
-        for name, one in estimated.items():
+        for name, one in estimates(made, labels, public, epsilon).items():
             error = (one - mean) / scale
             errors.setdefault(name, []).append(float(np.linalg.norm(error)))
             accuracies.setdefault(name, []).append(_accuracy(tested - shift - error, kinds, means))
@@ -186,7 +117,6 @@ def measured(records: int, epsilon: float, seeds: Sequence[int]) -> dict[str, An
     return {
         "delta": DELTA,
         "error": {name: float(np.mean(values)) for name, values in errors.items()},
-        "shape_error": {name: float(np.mean(values)) for name, values in shapes.items()},
         "accuracy": {name: float(np.mean(values)) for name, values in accuracies.items()},
     }
 

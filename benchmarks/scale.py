@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import os
 import platform
 import resource
@@ -46,7 +45,6 @@ from dpswd.shared.core.wire.limits import MAX_RELEASE_VALUES
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
-from dpswd.shared.published_mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
@@ -87,10 +85,6 @@ def _sliced(directions: int, coefficients: int = 0) -> Callable[[int], SlicedDec
     return lambda _: SlicedDeclaration(directions, 50.0, coefficients)
 
 
-def _distributions(classes: int) -> Callable[[int], DistributionsDeclaration]:
-    return lambda d: DistributionsDeclaration(classes, DIRECTIONS, 16, 4.0 / math.sqrt(d), 0.0, 500.0)
-
-
 MOST = LIMITS.max_batch_size
 ROWS = (
     Row("evaluation", "evaluation, 10 classes, 15 bins",
@@ -98,8 +92,6 @@ ROWS = (
     Row("class_statistics", "class sums", lambda _: StatisticsDeclaration(CLASSES, 0.7, 0.0, 0.0, 60.0)),
     Row("class_statistics", "class sums and second moments",
         lambda _: StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 60.0)),
-    Row("distributions", "distribution functions, k = 200, L = 16", _distributions(0)),
-    Row("labelled_distributions", "the same of 10 classes", _distributions(CLASSES)),
     Row("quantiles", "quantile coefficients, k = 200, L = 3", _sliced(DIRECTIONS, COEFFICIENTS), 0, MOST),
     Row("rows", "rows, k = 200, b = 128", _sliced(DIRECTIONS), 0, 128),
     Row("gradient", "gradient of a linear layer, through rows, b = 128",
@@ -264,8 +256,6 @@ def reply_bytes(row: Row, records: int, dimension: int) -> str:
         case "class_statistics":
             width = 4 if declared.grid(records)[1] == "int32" else 8
             return _bytes(width * declared.values(dimension))
-        case "distributions" | "labelled_distributions":
-            return _bytes((4 if declared.grid(records)[1] == "int32" else 8) * declared.values)
         case "evaluation":
             return _bytes(4 * (1 + CLASSES**2 + 3 * declared.bins))
         case "quantiles":

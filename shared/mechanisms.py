@@ -9,10 +9,7 @@ from importlib import import_module
 from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 
-PUBLISHED = (
-    "rows", "labelled_rows", "gradient", "critic", "sinkhorn", "labelled_gradient", "distributions",
-    "labelled_distributions",
-)  # fmt: skip
+PUBLISHED = ("rows", "labelled_rows", "gradient", "critic", "sinkhorn", "labelled_gradient")
 """Names of what only published methods ask for: a curator that has them off says so without loading them."""
 SWITCH = "clients.published_mechanisms"
 """The setting of a curator that turns them on, as both sides name it."""

@@ -13,7 +13,6 @@ from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
-from dpswd.shared.published_mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
@@ -63,10 +62,6 @@ def feature_sums(declared: SumsDeclaration) -> Declared:
 
 def score_statistics(declared: ScoresDeclaration) -> Declared:
     return "score_statistics", declared
-
-
-def distributions(declared: DistributionsDeclaration) -> Declared:
-    return ("labelled_distributions" if declared.classes else "distributions"), declared
 
 
 def sinkhorn(declared: SinkhornDeclaration) -> Declared:

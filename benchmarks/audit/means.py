@@ -41,14 +41,6 @@ from dpswd.shared.models.free_weights import free_count, free_moment_weight
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC, CriticDeclaration
-from dpswd.shared.published_mechanisms.distributions.encoding import THRESHOLDS, cell_table
-from dpswd.shared.published_mechanisms.distributions.histograms import public_directions
-from dpswd.shared.published_mechanisms.distributions.mechanism import (
-    DISTRIBUTIONS,
-    LABELLED_DISTRIBUTIONS,
-    DistributionsDeclaration,
-    DistributionsRequest,
-)
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT, LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
@@ -245,49 +237,6 @@ class SumsAttack(MeanAttack):
 
 
 @dataclass(frozen=True)
-class DistributionsAttack(MeanAttack):
-    """On distribution functions with every coefficient: v lies between the directions, where all projections move."""
-
-    @property
-    def v(self) -> Tensor:
-        """As far from each of d orthogonal directions as from the others: the most thresholds are passed."""
-        return public_directions(0, self.features, self.features).sum(dim=1) / math.sqrt(self.features)
-
-    @property
-    def request(self) -> bytes:
-        """Nothing."""
-        return DistributionsRequest().to_bytes()
-
-    @property
-    def mechanism(self) -> str:
-        """The name of what every step releases."""
-        return (LABELLED_DISTRIBUTIONS if self.classes else DISTRIBUTIONS).name
-
-    def declaration(self, sigma: float) -> DistributionsDeclaration:
-        """The mechanism's own declaration."""
-        counted = 1.0 if self.classes else 0.0
-        return DistributionsDeclaration(self.classes, self.features, THRESHOLDS, 1.0, counted, sigma)
-
-    def parts(self, reply: Any) -> Sequence[Any]:
-        """See `KnownMean`."""
-        return (reply.sum,)
-
-    def mean(self, *, neighbour: bool) -> Tensor:
-        """See `KnownMean`: cells of the projections of v/2 and of -v/2, all of them of class 0."""
-        U = public_directions(0, self.features, self.features)
-        cells = [((sign * RECORD_NORM * self.v) @ U * THRESHOLDS).round().long() + THRESHOLDS // 2 for sign in (1, -1)]
-        table = torch.from_numpy(cell_table(THRESHOLDS).copy())
-        own, opposite = (table[place].T.reshape(-1) for place in cells)
-        moved = 1.0 if neighbour else 0.0
-        total = (self.records - moved) * own + moved * opposite
-        if not self.classes:
-            return total
-        counts = torch.zeros(self.classes, dtype=torch.float64)
-        counts[0] = self.records
-        return torch.cat([counts, total, torch.zeros((self.classes - 1) * len(total), dtype=torch.float64)])
-
-
-@dataclass(frozen=True)
 class EvaluationAttack(MeanAttack):
     """On an evaluation: the canary's prediction is wrong at the least confidence, the others' right at the largest."""
 
@@ -383,16 +332,6 @@ ATTACKS: tuple[Attack, ...] = (
         name="feature sums",
         what="one sum of features under weights and a map that the step brings",
         records=16, batch=16, features=8, scores=_SCORES,
-    ),
-    DistributionsAttack(
-        name="distributions",
-        what="all 256 coefficients of the distribution functions along 8 orthogonal directions",
-        records=16, batch=16, features=8, directions=8, scores=_SCORES,
-    ),
-    DistributionsAttack(
-        name="labelled distributions",
-        what="the same of each class, with counts",
-        records=16, batch=16, features=8, directions=8, scores=_SCORES, classes=2,
     ),
     EvaluationAttack(
         name="evaluation",

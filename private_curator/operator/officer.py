@@ -45,8 +45,6 @@ AUDITED: Mapping[str, tuple[str, str, str]] = {
     "labelled_quantiles": ("2.014", "0.68", "400"),
     "sinkhorn": ("1.869", "0.15", "200"),
     "class_statistics": ("1.869", "0.00", "200"),
-    "distributions": ("1.869", "0.00", "200"),
-    "labelled_distributions": ("1.869", "0.00", "200"),
     "evaluation": ("1.869", "0.09", "200"),
     "labelled_gradient": ("1.869", "0.00", "200"),
     "critic": ("1.869", "0.00", "200"),

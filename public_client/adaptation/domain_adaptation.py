@@ -13,6 +13,7 @@ fails is set aside and reported (`reports`); `fit` raises only when none is left
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Mapping
@@ -21,15 +22,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.curator.recording import MOST_BYTES, Recording
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data import accuracy as evaluation
 from dpswd.public_client.data.checks import CheckedBatches, checked, require_contract, require_features
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import collect, train_source, usual_epochs
+from dpswd.public_client.evidence.certificate import certified
+from dpswd.public_client.evidence.evidence import (
+    METHOD,
+    Evidence,
+    begin_again,
+    digest_of,
+    one_thread,
+    plan_text,
+    recorded,
+)
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.delivery import before_target_alone
@@ -115,6 +128,11 @@ class DomainAdaptation:
         self.shared = shared or self.method.trains_shared
         self.sites = self._fresh_sites(None)
         self._source: Batches | None = None
+        self._given: object = None
+        self._start: Model | None = None  # the team's model, where it is to be certified
+        self._digest = ""
+        self._recordings: dict[str, Recording] = {}
+        self._went_on = False
 
     @property
     def plan(self) -> Plan:
@@ -166,6 +184,27 @@ class DomainAdaptation:
             InvalidValue: the view cannot see such records; nothing was spent.
             ProtocolError: no site is left.
         """
+        folder = None if checkpoint is None else Path(checkpoint)
+        self._went_on = begun = folder is not None and (folder / "start.pt").exists()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(one_thread())
+            recordings = {
+                name: stack.enter_context(recorded(curator, folder and folder_of(folder, name), begun=begun))
+                for name, curator in self._curators.items()
+            }
+            self._recordings = {name: own for name, own in recordings.items() if own is not None}
+            self._fit(source_loader, evaluate=evaluate, checkpoint=folder, log=log, progress=progress)
+        return self
+
+    def _fit(
+        self,
+        source_loader: Batches,
+        *,
+        evaluate: Evaluate | Mapping[str, Evaluate] | None,
+        checkpoint: Path | None,
+        log: Recorder | None,
+        progress: bool,
+    ) -> None:
         torch.manual_seed(self.seed)
         batches = self._source = checked(
             source_loader, self.extractor, self.classifier, device=self.device, unlabelled=self.method.own_target
@@ -178,7 +217,7 @@ class DomainAdaptation:
                 "the group had begun"
             )
         ranks.synchronise(self.extractor, self.classifier)
-        store = None if checkpoint is None else Checkpoint(Path(checkpoint), ranks=ranks)
+        store = None if checkpoint is None else Checkpoint(checkpoint, ranks=ranks)
         before = {name: site.model for name, site in self.sites.items()}
         self.sites = self._fresh_sites(store)
         for name, model in before.items():
@@ -196,6 +235,7 @@ class DomainAdaptation:
         start = store.read("start") if store is not None else None
         if start is None:
             self._train_source(batches, progress=progress)
+            begin_again(source_loader, self.seed)  # so that whoever has the trained weights sees the same passes
             source = collect(batches, most=max(1, self.method.source_records // ranks.size))
             features = ranks.gather(evaluation.features(self.extractor, source.images.to(self.device)))
             self._write_start(store, features)
@@ -207,6 +247,10 @@ class DomainAdaptation:
         require_features(features - features.mean(dim=1, keepdim=True) if alone else features)
         if self.view is not None:  # before anything is charged for it
             self.view.check(collect(batches, most=max(1, self.method.source_records)).images, features)
+        if self._recordings:
+            self._given, self._start = source_loader, copy.deepcopy(Model(self.extractor, self.classifier))
+            self._digest = digest_of(source_loader, seed=self.seed)
+        begin_again(source_loader, self.seed)
         training = Training(
             model=Model(self.extractor, self.classifier),
             source=batches,
@@ -221,7 +265,6 @@ class DomainAdaptation:
         )
         method = self.method
         train_groups(groups, lambda group: method.begin(group, training), lambda group: method.fit(group, training))
-        return self
 
     def model(self, site: str | None = None) -> Model:
         """What a site's records go through; the source-trained modules where nothing was trained for it.
@@ -283,12 +326,16 @@ class DomainAdaptation:
             scores: Tensor = model.classifier(evaluation.features(model.extractor, records.to(self.device)))
         return scores
 
-    def save(self, path: str | Path, *, site: str | None = None) -> list[Path]:
+    def save(
+        self, path: str | Path, *, site: str | None = None, summed_up: bool = True, certify: bool = True
+    ) -> list[Path]:
         """Writes adapted extractor and classifier, graphs and weights, to one file for each model (`load_adapted`).
 
         Args:
             path: of the file; for several sites with models of their own, ``NAME-SITE`` with the same ending.
             site: writes this one's model alone, to `path` itself.
+            summed_up: puts statistics of the source into it, for the hospital's drift report.
+            certify: puts the certificate into it, and evidence beside it (`check`).
 
         Returns:
             The files.
@@ -309,9 +356,36 @@ class DomainAdaptation:
                 classifier=model.classifier,
                 record_shape=one.plan.record_shape,
                 plan=one.plan,
-                statistics=self._statistics(model, one),
+                statistics=self._statistics(model, one) if summed_up else None,
+                certify=certified(file, self._evidence(one)) if certify and self._recorded(one) else None,
             )
         return list(named)
+
+    def _recorded(self, site: Site) -> bool:
+        recording = self._recordings.get(site.name)
+        if recording is not None and not recording.whole:
+            _log.warning("no certificate: more than %d MiB of replies would stand beside it", MOST_BYTES >> 20)
+        return recording is not None and recording.whole
+
+    def _evidence(self, site: Site) -> Evidence:
+        """What a site's model follows from."""
+        assert self._start is not None, "kept where a recording was made"
+        start, plan = (self._start.extractor, self._start.classifier), self._plans[site.name]
+        settings: dict[str, Any] = {"kind": METHOD, "plan": plan_text(plan), "epsilon": plan.epsilon, "seed": self.seed}
+        settings |= {"evaluate_epsilon": None, "batch_size": getattr(self._given, "batch_size", None)}
+        settings |= {"device": self.device.type, "apart": self._apart()}
+        settings["contract"] = None if self.contract is None else self.contract.to_bytes().hex()
+        return Evidence.of(start, plan.record_shape, settings, self._digest, self._recordings[site.name].content())
+
+    def _apart(self) -> str | None:
+        """Why the models cannot be derived again from evidence and source, where they cannot."""
+        if self.shared and len(self.sites) > 1:
+            return "no: several hospitals trained it together"
+        if self.adapter is not None or self.view is not None:
+            return "no: with an adapter or a view of the team's own, which no file holds"
+        if self._went_on and isinstance(self._given, DataLoader) and self.plan.steps > 1:
+            return "no: it was interrupted, and a loader that shuffles does not go on where it was"
+        return None
 
     def _statistics(self, model: Model, site: Site) -> SourceStatistics | None:
         """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""
@@ -398,6 +472,11 @@ class DomainAdaptation:
         self.classifier.load_state_dict(start["classifier"])
         self.extractor.eval()
         self.classifier.eval()
+
+
+def folder_of(directory: Path, site: str) -> Path:
+    """Where a site's own files stand in a training's directory."""
+    return directory if site == ALONE else directory / "sites" / site
 
 
 def _by_name(

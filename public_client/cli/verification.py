@@ -23,7 +23,7 @@ EXIT_FINDINGS = 13
 @click.option("--earlier", "earlier", type=FILE, multiple=True, help="An export that was kept from before; repeat.")
 @click.option("--key", "key", type=FILE, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
 @click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub.")
-@click.option("--source", type=FILE, help="Derives an adapted model again from it.")
+@click.option("--source", type=FILE, help="Derives an adapted model again from it; a generator needs none.")
 @click.option("--label", help="As of train.")
 @click.option("--network", help="As of train.")
 @click.option("--model", type=FILE, help="As of train.")
@@ -48,7 +48,7 @@ def verify(
 
     A release that a hospital published is checked like them: its signature, its two receipts and all digests.
 
-    So is an adapted model (.safetensors).
+    So is an adapted model or a generator (.safetensors).
 
     Finds edits, deletions, reordering, truncation, a rollback to an older backup, and answers that nobody here
     received. Ends with exit code 13 when something is wrong.

@@ -25,6 +25,8 @@ _REQUESTS: dict[str, type[Message]] = {
     "OpenRun": pb.OpenRunRequest,
     "DrawStep": pb.DrawStepRequest,
 }
+MOST_BYTES = 2**28
+"""Of stored replies: evidence that nobody would send along is none."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,16 @@ class Recording:
     Args:
         transport: the other.
         path: of the file, which another process may have begun; without one they are stored in memory.
+
+    Attributes:
+        whole: whether all of it is stored: of long runs with large replies nothing more is, beyond `MOST_BYTES`.
     """
 
     def __init__(self, transport: Transport, path: Path | None = None) -> None:
         self.transport = transport
         self._path = path
         self._stored: list[Stored] = []
+        self._bytes, self.whole = 0, True
         if path is not None and path.exists():
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
@@ -91,9 +97,11 @@ class Recording:
     def exchange(self, method: str, request: Message, *, patience: Patience | None = None) -> Exchange:
         """See `Transport`; what is answered is on the disk before it is used."""
         sent = self.transport.exchange(method, request, patience=patience)
-        if method in _REQUESTS:
+        if method in _REQUESTS and self.whole:
             stored = Stored(method, sent.request.SerializeToString(deterministic=True), sent.reply.SerializeToString())
             self._stored.append(stored)
+            self._bytes += len(stored.reply)
+            self.whole = self._bytes <= MOST_BYTES
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("ab") as file:
@@ -252,7 +260,8 @@ class Replaying:
 
     def _priced(self, request: Any) -> Exchange:
         alike = [each for each in self._prices if each.request.parameters.mechanism == request.parameters.mechanism]
-        exact = [each for each in alike if each.request.parameters == request.parameters]
         if not alike:
             raise ProtocolError(f"the stored replies hold no price of a run of {request.parameters.mechanism}")
-        return (exact or alike)[0]
+        exact = [each for each in alike if each.request.parameters == request.parameters]
+        declared = request.parameters.declaration  # of weights before the source's training, say
+        return (exact or [each for each in alike if each.request.parameters.declaration == declared] or alike)[0]

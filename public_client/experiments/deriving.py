@@ -1,4 +1,4 @@
-"""An adapted model's check by files alone: certificate, evidence, public source and the team's network."""
+"""A delivered file's check by files alone: certificate, evidence, public source and the team's network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dpswd.public_client.data.networks import ready_network
 from dpswd.public_client.data.own_files import load_own
-from dpswd.public_client.experiments.own_model import own_model
+from dpswd.public_client.evidence.evidence import GENERATOR
+from dpswd.public_client.experiments.own_model import network_of, own_model
 from dpswd.public_client.ladder.check import Checked, check, derive
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.protocol.contract import DataContract
@@ -18,7 +19,7 @@ _SHOWN = 256  # source records by which a network is split, as in a training
 def check_adapted(
     path: Path, *, key: bytes, source: Path | None, label: str | None, network: str | None, model: Path | None
 ) -> Checked:
-    """Checks a model, and derives it again where the source is given and nothing else is wrong.
+    """Checks a model or a generator, and derives it again where what it needs is given and nothing else is wrong.
 
     Args:
         path: of the model.
@@ -32,7 +33,9 @@ def check_adapted(
         DataInvalid, SettingsError: a file is missing, or is none of its kind.
     """
     checked = check(path, key=key)
-    if source is None or checked.findings:
+    if not checked.findings and checked.evidence.settings["kind"] == GENERATOR:
+        derive(path, checked, None if network is None else network_of(network))
+    if source is None or checked.findings or checked.derived:
         return checked
     declared = checked.evidence.settings["contract"]
     contract = DataContract.from_bytes(bytes.fromhex(declared)) if declared else DataContract()

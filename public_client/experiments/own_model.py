@@ -22,10 +22,6 @@ from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
 
 _NEEDED = "a network, or a class or function without arguments that makes one or (extractor, classifier)"
 _FITTED, _WEIGHTS = (".joblib", ".pkl"), (".safetensors", ".pt", ".pth")
-_NO_ONNX = (
-    "an ONNX file is not read here: give the network that it was exported from (--network), or have the hospital's "
-    "operator turn the records into its features (`dpswd-curator records embed`, docs/ml-team/extractors.md)"
-)
 
 
 def network_of(code: str) -> Any:
@@ -86,7 +82,7 @@ def own_model(code: str | None, file: Path | None, records: Tensor) -> Model:
         DataInvalid: it does not hold such a model, or the model does not take the records.
     """
     if file is not None and not file.is_file():
-        raise SettingsError(f"{file} does not exist; needed is a fitted classifier (.joblib) or weights (.safetensors)")
+        raise SettingsError(f"{file} does not exist; needed is a model (.joblib, .onnx) or weights (.safetensors)")
     model: Any = None if code is None else network_of(code)
     if file is not None:
         model = _trained(file, model)
@@ -101,11 +97,11 @@ def own_model(code: str | None, file: Path | None, records: Tensor) -> Model:
 
 def _trained(file: Path, model: Any) -> Any:
     """What a file holds: an estimator, a saved model, or weights for a network."""
+    if file.suffix in (".onnx", *_FITTED) and model is not None:
+        raise SettingsError(f"{file} is a model by itself; leave --network out")
     if file.suffix == ".onnx":
-        raise SettingsError(f"{file}: {_NO_ONNX}")
+        return file
     if file.suffix in _FITTED:
-        if model is not None:
-            raise SettingsError(f"{file} is a model by itself; leave --network out")
         import joblib  # comes with scikit-learn
 
         try:
@@ -115,7 +111,9 @@ def _trained(file: Path, model: Any) -> Any:
                 f"{file} cannot be loaded ({error}); save the fitted classifier with joblib.dump"
             ) from error
     if file.suffix not in _WEIGHTS:
-        raise SettingsError(f"{file} ends in {file.suffix}; needed is one of {', '.join((*_FITTED, *_WEIGHTS))}")
+        raise SettingsError(
+            f"{file} ends in {file.suffix}; needed is one of {', '.join((*_FITTED, '.onnx', *_WEIGHTS))}"
+        )
     if model is None:
         raise SettingsError(f"{file} holds weights; name the network that they belong to with --network FILE.py:NAME")
     pair = isinstance(model, tuple)

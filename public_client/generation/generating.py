@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Quote
 from dpswd.public_client.data.ranks import Ranks
+from dpswd.public_client.evidence.evidence import GENERATOR, Evidence, one_thread, plan_text, recorded
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting, GenerationMethod, Preview
 from dpswd.public_client.plans.declarable import Declarable, quoted
@@ -91,32 +93,50 @@ def generate(
     method = plan.method
     if not isinstance(method, GenerationMethod):
         raise InvalidValue(f"a plan of {method.name} fits no generator; plan with a method of generation")
-    description = curator.describe()
-    module = _features(method, description, extractor)
     ranks = Ranks.current()
     if ranks.size > 1 and not isinstance(curator.transport, SharedTransport):
         raise SettingsError("in several processes fit against a hospital of Hospital.connect, made after the group")
     store = None if directory is None else Checkpoint(Path(directory), ranks=ranks)
-    ranks.synchronise(module)  # another processor's numbers may differ in the last bit
-    if store is not None and store.begun:
-        begun = store.read_run()["plan"]
-        asked = {"method": method.to_json(), "epsilon": plan.epsilon}
+    folder = None if store is None else store.directory
+    with one_thread(), recorded(curator, folder, begun=store is not None and store.begun) as recording:
+        description = curator.describe()
+        module = _features(method, description, extractor)
+        _continued(store, plan, module, ranks)
+        torch.manual_seed(seed)
+        run = method.open(curator, plan, module, store)
+        fitting = Fitting(seed, resolve_device(device), progress and ranks.first, store, preview, ranks)
+        fitted = method.fit(run, module, fitting)
+    facts = {**_facts(run, description, seed=seed, purpose=curator.purpose), **fitted.facts}
+    if recording is not None and recording.whole:
+        settings = {"kind": GENERATOR, "plan": plan_text(plan), "epsilon": plan.epsilon, "evaluate_epsilon": None}
+        settings |= {"seed": seed, "device": fitting.device.type, "own": extractor is not None}
+        settings["purpose"] = curator.purpose
+        fitted = replace(
+            fitted, evidence=lambda: Evidence.of([module], plan.record_shape, settings, "", recording.content())
+        )
+    return fitted.with_facts(facts).on(fitting.device)
+
+
+def _continued(store: Checkpoint | None, plan: Plan, module: nn.Module, ranks: Ranks) -> None:
+    """Gives the module the numbers that a run in the store was declared for: another machine's may differ.
+
+    Raises:
+        SettingsError: the store holds another run.
+    """
+    ranks.synchronise(module)
+    if store is None:
+        return
+    if store.begun:
+        begun, asked = store.read_run()["plan"], {"method": plan.method.to_json(), "epsilon": plan.epsilon}
         if {name: begun.get(name) for name in asked} != asked:
             raise SettingsError(
-                f"{directory} holds a run with other options (epsilon {begun.get('epsilon')}, {begun.get('method')}); "
-                "repeat it with its own, or choose another directory"
+                f"{store.directory} holds a run with other options (epsilon {begun.get('epsilon')}, "
+                f"{begun.get('method')}); repeat it with its own, or choose another directory"
             )
-    torch.manual_seed(seed)
-    if store is not None:  # the run is declared for these numbers: another machine's may differ in the last bit
-        if (stored := store.read("features")) is None:
-            store.write("features", module.state_dict())
-        else:
-            module.load_state_dict(stored)
-    run = method.open(curator, plan, module, store)
-    fitting = Fitting(seed, resolve_device(device), progress and ranks.first, store, preview, ranks)
-    fitted = method.fit(run, module, fitting)
-    facts = {**_facts(run, description, seed=seed, purpose=curator.purpose), **fitted.facts}
-    return fitted.with_facts(facts).on(fitting.device)
+    if (stored := store.read("features")) is None:
+        store.write("features", module.state_dict())
+    else:
+        module.load_state_dict(stored)
 
 
 def _features(method: GenerationMethod, description: Description, extractor: nn.Module | None) -> nn.Module:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.evidence.certificate import certified
+from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.public_client.generation.matching import Matching
 from dpswd.public_client.generation.procedural import procedural
@@ -36,7 +37,8 @@ from dpswd.public_client.generation.variation import varied
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.files import write_public
-from dpswd.shared.models.model_file import json_object, read_model_file, rebuilt
+from dpswd.shared.models.adapted import CERTIFICATE
+from dpswd.shared.models.model_file import json_object, model_bytes, read_model_file, rebuilt
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 
@@ -68,6 +70,7 @@ class Generator:
         schema: of a table's columns: drawn values are brought to what it allows.
         chosen_labels: a row's label is the labeller's likeliest class; False: one drawn with its probabilities.
         facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
+        evidence: makes what it follows from; None of one that was read.
     """
 
     decoder: Extractor
@@ -83,6 +86,7 @@ class Generator:
     schema: Schema | None = None
     chosen_labels: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Callable[[], Evidence] | None = None
 
     def __post_init__(self) -> None:
         classes, values = len(self.shares), math.prod(self.record_shape)
@@ -300,7 +304,7 @@ class Generator:
         return procedural(count, (channels, height, width), low=self._low, high=self._high, generator=own)
 
     def save(self, path: str | Path) -> None:
-        """Writes the generator to one file, whole or not at all.
+        """Writes the generator to one file, whole or not at all, with its certificate in it and beside it.
 
         Args:
             path: the file, safetensors.
@@ -328,7 +332,11 @@ class Generator:
             }
         )
         metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
-        write_public(Path(path), save(tensors, metadata=metadata))
+        data, path = model_bytes(tensors, metadata), Path(path)
+        certificate = "" if self.evidence is None else certified(path, self.evidence())(data)
+        if certificate:
+            data = model_bytes(tensors, metadata | {CERTIFICATE: certificate})
+        write_public(path, data)
 
 
 def _drawn_of(probabilities: Tensor, own: torch.Generator) -> Tensor:

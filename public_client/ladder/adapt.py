@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,20 @@ from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.adaptation.published import PublishedHospital
-from dpswd.public_client.curator.recording import Recording
 from dpswd.public_client.data.datasets import Batches
-from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import collect
+from dpswd.public_client.evidence.evidence import (
+    LADDER,
+    METHOD,
+    Evidence,
+    SamePasses,
+    digest_of,
+    one_thread,
+    plan_text,
+    recorded,
+)
 from dpswd.public_client.ladder import words
 from dpswd.public_client.ladder.adapted import SEEN, Adapted, AdaptedEach, Answer
-from dpswd.public_client.ladder.evidence import Evidence, SamePasses, digest_of, one_thread
 from dpswd.public_client.ladder.pricing import budgets_of, priced_together
 from dpswd.public_client.ladder.rungs import (
     GLANCE,
@@ -52,7 +58,7 @@ from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _SHOWN = 256  # source records by which a model is split and its layers are found
-_LADDER, _EXCHANGES = "ladder.json", "exchanges"
+_LADDER = "ladder.json"
 _MODELS = 2  # of a comparison
 
 
@@ -196,7 +202,7 @@ def adapt(
         climb.log, climb.progress = log, progress
         asked = _of(epsilon, name)
         ladder = _stored_ladder(folder, own)
-        with one_thread(), _recorded(own, folder, begun=ladder is not None) as recording:
+        with one_thread(), recorded(own.curator, folder, begun=ladder is not None) as recording:
             if ladder is None:
                 ladder = ladder_for(start, own, record_shape=shape, epsilon=asked, evaluate_epsilon=evaluate_epsilon)
                 _require_room(own, ladder, start, asked + (evaluate_epsilon or 0.0))
@@ -204,33 +210,19 @@ def adapt(
             if ladder.comparison is not None and reached.changed:
                 reached.compare(start, own, directory=folder)
         if recording is not None:
-            settings: dict[str, Any] = {"epsilon": asked, "evaluate_epsilon": evaluate_epsilon, "seed": seed}
+            settings: dict[str, Any] = {"kind": LADDER, "epsilon": asked, "evaluate_epsilon": evaluate_epsilon}
+            if isinstance(own, PublishedHospital):  # one release, by the plan that the hospital paid for
+                settings |= {"kind": METHOD, "plan": plan_text(reached.plan), "epsilon": reached.plan.epsilon}
             settings |= {"batch_size": getattr(source, "batch_size", None), "device": resolve_device(device).type}
-            settings["contract"] = None if contract is None else contract.to_bytes().hex()
-            reached.evidence = lambda: Evidence.of(start, shape, settings, source_digest, recording.content())
+            settings |= {"seed": seed, "contract": None if contract is None else contract.to_bytes().hex()}
+            parts = (start.extractor, start.classifier)
+            reached.evidence = lambda: Evidence.of(parts, shape, settings, source_digest, recording.content())
         return reached
 
     if len(named) == 1:
         ((name, alone),) = named.items()
         return one(name, alone) if isinstance(several, Hospital) else AdaptedEach({name: one(name, alone)})
     return _each(named, one, Adapted(Ladder({}, 0.0, {}, ""), start))
-
-
-@contextlib.contextmanager
-def _recorded(hospital: Hospital, directory: Path | None, *, begun: bool) -> Iterator[Recording | None]:
-    """What a hospital is asked and answers; nothing of a published release, nor in one of several processes."""
-    if isinstance(hospital, PublishedHospital) or Ranks.current().size > 1:
-        yield None
-        return
-    path = None if directory is None else directory / _EXCHANGES
-    if path is not None and not begun:
-        path.unlink(missing_ok=True)
-    curator = hospital.curator
-    before, curator.transport = curator.transport, Recording(curator.transport, path)
-    try:
-        yield curator.transport
-    finally:
-        curator.transport = before
 
 
 def _each(named: Mapping[str, Hospital], one: Callable[[str, Hospital], Adapted], own: Adapted) -> AdaptedEach:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.evidence.certificate import certified
+from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.ladder import words
-from dpswd.public_client.ladder.certificate import certificate_of
-from dpswd.public_client.ladder.evidence import Evidence
 from dpswd.public_client.ladder.rungs import LABELS, Ladder
 from dpswd.public_client.methods.comparison import Asked, Comparison
 from dpswd.public_client.methods.normalisation import UNCHANGED
@@ -27,11 +27,9 @@ from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DpswdError, InvalidValue, PrivacyError, rounded
-from dpswd.shared.files import write_public
 
 _log = logging.getLogger(__name__)
 _COMPARISON = "comparison.json"
-CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX = ".certificate.json", ".evidence"
 OWN, CHANGED = "own", "changed"
 """Models of a comparison; the team's own wins a draw."""
 SEEN = "channels moved"
@@ -147,22 +145,13 @@ class Adapted:
             path: of the file.
         """
         path, plan = Path(path), self.plan
-        evidence = None if self.evidence is None else self.evidence()
-
-        def certify(model: bytes) -> str:
-            assert evidence is not None, "without it there is no certificate"
-            certificate = certificate_of(evidence, model=model, comparison=self.comparison)
-            write_public(path.with_suffix(CERTIFICATE_SUFFIX), certificate)
-            write_public(path.with_suffix(EVIDENCE_SUFFIX), evidence.to_bytes())
-            return certificate.decode("ascii")
-
         save_adapted(
             path,
             extractor=self.model.extractor.cpu(),
             classifier=self.model.classifier.cpu(),
             record_shape=plan.record_shape,
             plan=plan,
-            certify=None if evidence is None else certify,
+            certify=None if self.evidence is None else certified(path, self.evidence(), self.comparison),
         )
         return path
 

@@ -1,33 +1,45 @@
-"""Whether an adapted model is what its certificate says, offline: by receipts, and by deriving it again."""
+"""Whether a model or a generator is what its certificate says, offline: by receipts, and by deriving it again."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load
 
+from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator.recording import Replaying
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import collect, source_loader
+from dpswd.public_client.evidence.certificate import (
+    CERTIFICATE_SUFFIX,
+    EVIDENCE_SUFFIX,
+    NOT_MEASURED,
+    certificate_of,
+    described,
+    gain_of,
+    software,
+)
+from dpswd.public_client.evidence.evidence import GENERATOR, LADDER, Evidence, digest_of, planned
+from dpswd.public_client.generation import Generator, generation_kinds, load_generator
+from dpswd.public_client.generation.generating import generate
 from dpswd.public_client.ladder.adapt import adapt
-from dpswd.public_client.ladder.adapted import CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX
-from dpswd.public_client.ladder.certificate import certificate_of, described, gain_of, software
-from dpswd.public_client.ladder.evidence import Evidence, digest_of
+from dpswd.public_client.methods import method_kinds
 from dpswd.shared.books.chain_checks import Finding, Tampering
 from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, rounded
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
-from dpswd.shared.models.adapted import CERTIFICATE, read_adapted
+from dpswd.shared.models.adapted import CERTIFICATE, STATISTICS, read_adapted
 from dpswd.shared.models.model_file import in_one_spelling, metadata_of
 from dpswd.shared.protocol.contract import DataContract
 
-_USUAL_BATCH = 128
+_USUAL_BATCH, _DRAWN = 128, 1000
 
 
 @dataclass
@@ -49,9 +61,10 @@ class Checked:
     def __str__(self) -> str:
         """In one line, where nothing is wrong."""
         of = self.certificate["privacy"]
-        last = "derived again, bit for bit" if self.derived else "not derived again (--source)"
+        last = self.evidence.settings.get("apart") or "not derived again (--source)"
+        last = "derived again, bit for bit" if self.derived else last
         cost = f"epsilon {rounded(of['epsilon'], up=True)} at delta {of['delta']:g}"
-        return f"adapted by {len(self.entries)} receipts, {cost}; {last}"
+        return f"made from {len(self.entries)} receipts, {cost}; {last}"
 
     @property
     def entries(self) -> list[SignedEntry]:
@@ -112,46 +125,38 @@ def check(path: str | Path, *, key: bytes) -> Checked:
     return checked
 
 
-def derive(path: str | Path, checked: Checked, model: Any, source: Any) -> None:
-    """Derives a checked model again from the stored replies, and notes where it comes out otherwise.
+def derive(path: str | Path, checked: Checked, model: Any = None, source: Any = None) -> None:
+    """Derives a checked file again from the stored replies, and notes where it comes out otherwise.
 
     Args:
-        path: of the model.
+        path: of the model or the generator.
         checked: without findings.
-        model: the team's network, for its layers; its weights are the evidence's.
-        source: the public source: as it was given to `adapt`, or a pair of its records and labels.
+        model: the team's network, for its layers; its weights are the evidence's. Of a generator, an extractor of the
+            team's own, with its weights.
+        source: the public source: as it was given, or a pair of its records and labels. A generator has none.
     """
     path, settings, evidence = Path(path), checked.evidence.settings, checked.evidence
+    if settings.get("apart"):
+        return
     batches: Batches = source
     if isinstance(source, (tuple, list)) and len(source) == 2:
         pair = Labelled(torch.as_tensor(source[0]).float(), torch.as_tensor(source[1]).long())
-        batches = list(source_loader(pair, batch_size=settings["batch_size"] or _USUAL_BATCH, seed=settings["seed"]))
-    if digest_of(batches, seed=settings["seed"]) != evidence.source:
+        batches = source_loader(pair, batch_size=settings["batch_size"] or _USUAL_BATCH, seed=settings["seed"])
+        if settings["kind"] == LADDER or settings["batch_size"] is None:
+            batches = list(batches)
+    if settings["kind"] != GENERATOR and digest_of(batches, seed=settings["seed"]) != evidence.source:
         checked.note("the source is another one than the model was adapted with")
         return
-    records = collect(batches, most=1).images
     replaying = Replaying(evidence.stored())
     with tempfile.TemporaryDirectory() as folder:
-        again = Path(folder) / path.name
+        again, gain = Path(folder) / path.name, NOT_MEASURED
         try:
-            evidence.give(model, tuple(records.shape[1:]))
-            contract = settings["contract"] and DataContract.from_bytes(bytes.fromhex(settings["contract"]))
-            derived = adapt(
-                model,
-                batches,
-                Hospital(Curator(replaying)),
-                epsilon=settings["epsilon"],
-                evaluate_epsilon=settings["evaluate_epsilon"],
-                contract=contract,
-                device=settings["device"],
-                seed=settings["seed"],
-                progress=False,
-            )
-            gain = gain_of(derived.comparison)
-            derived.evidence = None
-            derived.save(again)
+            if settings["kind"] == GENERATOR:
+                _generated(settings, replaying, model).save(again)
+            else:
+                gain = _derived(settings, evidence, replaying, model, batches, path, again)
         except DpswdError as error:
-            checked.note(f"the model cannot be derived again: {error}{_elsewhere(checked)}")
+            checked.note(f"the file cannot be derived again: {error}{_elsewhere(checked)}")
             return
         bare = in_one_spelling(path.read_bytes(), without=CERTIFICATE)
         same = again.read_bytes() == bare and not replaying.differences
@@ -159,12 +164,61 @@ def derive(path: str | Path, checked: Checked, model: Any, source: Any) -> None:
         if gain != checked.certificate["gain"]:
             checked.note("the gain is not the one that the hospital released")
         if not same:
-            reasons = "; ".join(dict.fromkeys((*_distances(path, again, batches), *replaying.differences)))
+            differing = (*_distances(path, again, None if settings["kind"] == GENERATOR else batches),)
+            reasons = "; ".join(dict.fromkeys((*differing, *replaying.differences)))
             checked.note(f"derived again the model is another: {reasons}{_elsewhere(checked)}")
 
 
-def _distances(path: Path, again: Path, batches: Batches) -> Iterator[str]:
-    """How far the model that was derived is from the one at hand."""
+def _derived(
+    settings: Mapping[str, Any],
+    evidence: Evidence,
+    replies: Replaying,
+    model: Any,
+    batches: Batches,
+    path: Path,
+    to: Path,
+) -> Any:
+    """Writes the model that follows from the replies, and gives its measured gain."""
+    shape, hospital = tuple(collect(batches, most=1).images.shape[1:]), Hospital(Curator(replies))
+    evidence.give((model.extractor, model.classifier), shape)
+    contract = settings["contract"] and DataContract.from_bytes(bytes.fromhex(settings["contract"]))
+    common: dict[str, Any] = {"contract": contract, "device": settings["device"], "seed": settings["seed"]}
+    if settings["kind"] == LADDER:
+        priced = {name: settings[name] for name in ("epsilon", "evaluate_epsilon")}
+        reached = adapt(model, batches, hospital, **priced, **common, progress=False)
+        reached.evidence = None
+        reached.save(to)
+        return gain_of(reached.comparison)
+    plan = planned(settings, method_kinds())
+    adaptation = DomainAdaptation(
+        model.extractor, model.classifier, hospital=hospital, plan=plan, source_epochs=0, **common
+    ).fit(batches, progress=False)
+    adaptation.save(to, summed_up=STATISTICS in metadata_of(path.read_bytes()), certify=False)
+    return NOT_MEASURED
+
+
+def _generated(settings: Mapping[str, Any], replies: Replaying, extractor: Any) -> Generator:
+    """The generator that follows from the replies."""
+    plan = planned(settings, generation_kinds())
+    if settings["own"] and extractor is None:
+        raise InvalidValue("it was fitted with an extractor of the team's own; name it (--network, --model)")
+    curator = Curator(replies, purpose=settings["purpose"])
+    made = generate(
+        curator, plan, extractor=extractor, seed=settings["seed"], device=settings["device"], progress=False
+    )
+    return replace(made, evidence=None)
+
+
+def _distances(path: Path, again: Path, batches: Batches | None) -> Iterator[str]:
+    """How far what was derived is from the file at hand."""
+    if batches is None:
+        here, there = (load(file.read_bytes()) for file in (path, again))
+        shared = [name for name in here if name in there and here[name].shape == there[name].shape]
+        furthest = max((float((here[name] - there[name]).abs().max()) for name in shared), default=0.0)
+        labels = [load_generator(file).sample(_DRAWN)[1] for file in (path, again)]
+        share = float((labels[0] == labels[1]).double().mean())
+        yield f"numbers differ by at most {furthest:.3g}, {100 * share:.2f}% of the labels drawn are equal"
+        return
     own, derived = read_adapted(path), read_adapted(again)
     (graph, weights), (other, others) = own.composed(), derived.composed()
     if graph != other:

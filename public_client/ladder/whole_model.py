@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.extractor.tracing import evaluating
+from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 
@@ -26,8 +27,8 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
     """Finds where a whole model splits into extractor and classifier.
 
     Args:
-        model: an `nn.Module` from records to scores; (extractor, classifier); or a fitted scikit-learn, LightGBM or
-            XGBoost classifier.
+        model: an `nn.Module` from records to scores, or its ONNX file; (extractor, classifier); or a fitted
+            scikit-learn, LightGBM or XGBoost classifier.
         records: (m, ...) public ones, to check the split by.
         head: path of the last linear layer, where it is not found (``"fc"``, ``"classifier.3"``).
 
@@ -38,6 +39,8 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
         return model
     if isinstance(model, (tuple, list)) and len(model) == 2 and all(isinstance(part, nn.Module) for part in model):
         return Model(*model)
+    if isinstance(model, (str, Path)):
+        model = read_onnx(model, records)
     if isinstance(model, nn.Module):
         return _split_at_head(model, records[:_COMPARED], head)
     if hasattr(model, "predict_proba"):
@@ -45,9 +48,9 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
 
         return Model(as_module(model).eval(), nn.Identity())
     raise InvalidValue(
-        f"a {type(model).__name__} cannot be adapted; pass an nn.Module from records to scores, a pair (extractor, "
-        "classifier), or a fitted classifier of scikit-learn, LightGBM or XGBoost. Scores of any other model come as "
-        "records: dpswd-client records embed"
+        f"a {type(model).__name__} cannot be adapted; pass an nn.Module from records to scores, its ONNX file, a pair "
+        "(extractor, classifier), or a classifier of scikit-learn, LightGBM or XGBoost, or send its scores as records: "
+        "dpswd-curator records embed"
     )
 
 
@@ -84,9 +87,8 @@ def _without(model: nn.Module, name: str) -> Model | None:
     if not name:
         return Model(nn.Flatten(), copy.deepcopy(model))
     extractor = copy.deepcopy(model)
-    try:
-        layer = extractor.get_submodule(name)
-    except AttributeError:
+    layer = dict(extractor.named_modules()).get(name)
+    if layer is None:
         return None
     parent, _, own = name.rpartition(".")
     setattr(extractor.get_submodule(parent), own, nn.Identity())
@@ -111,14 +113,12 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0) -> Batch
         return list(source_loader(Labelled(records.float(), labels.long()), seed=seed))
     if hasattr(source, "columns") and hasattr(source, "drop"):
         if label is None or label not in source.columns:
-            columns = ", ".join(map(str, source.columns))
-            raise DataInvalid(f"label is {label!r}; name the data frame's column of labels, one of {columns}")
-        values = source.drop(columns=[label]).to_numpy(dtype=np.float32)
-        return as_batches((values, source[label].to_numpy()), seed=seed)
+            raise DataInvalid(f"label is {label!r}; name the column of labels, one of {', '.join(map(str, source))}")
+        return as_batches((source.drop(columns=[label]).to_numpy(np.float32), source[label].to_numpy()), seed=seed)
     if hasattr(source, "batches") and hasattr(source, "sample"):
         batches: Batches = source.batches(_DRAWN, seed=seed)
         return batches
-    if isinstance(source, (DataLoader, Iterable)):
+    if isinstance(source, Iterable):
         return source
     raise DataInvalid(
         f"the source is a {type(source).__name__}; pass a loader of (records, labels), a pair of arrays, a data frame "

@@ -88,7 +88,7 @@ def write_adapted(
         classifier: (d,) to scores, and its tensors.
         plan: plain values that say how the model was trained.
         statistics: of the public source.
-        certify: makes the certificate that is put into the file, of the bytes of the file without one.
+        certify: makes the certificate that is put into the file, of the bytes of the file without one; "" for none.
     """
     tensors = compose_weights(extractor[1], classifier[1])
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -102,8 +102,9 @@ def write_adapted(
         tensors |= {f"{STATISTICS}.{name}": tensor.contiguous() for name, tensor in statistics.tensors().items()}
         metadata[STATISTICS] = json.dumps(statistics.facts(), sort_keys=True)
     data = model_bytes(tensors, metadata)
-    if certify is not None:
-        data = model_bytes(tensors, metadata | {CERTIFICATE: certify(data)})
+    certificate = "" if certify is None else certify(data)
+    if certificate:
+        data = model_bytes(tensors, metadata | {CERTIFICATE: certificate})
     # Whole or not at all: a full disk or Ctrl-C must not leave half a model under the model's name.
     write_public(path, data)
 

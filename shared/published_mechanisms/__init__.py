@@ -9,16 +9,13 @@ from types import MappingProxyType
 from dpswd.shared.core.mechanisms import MECHANISMS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.published_mechanisms.critic.mechanism import CRITIC
-from dpswd.shared.published_mechanisms.distributions.mechanism import DISTRIBUTIONS, LABELLED_DISTRIBUTIONS
 from dpswd.shared.published_mechanisms.gradient.mechanism import GRADIENT
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LABELLED_GRADIENT
 from dpswd.shared.published_mechanisms.rows.mechanism import LABELLED_ROWS, ROWS
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN
 
-_SAMPLED = (ROWS, LABELLED_ROWS, GRADIENT, CRITIC, SINKHORN, LABELLED_GRADIENT)
-
 PUBLISHED_MECHANISMS: Mapping[str, AnyMechanism] = MappingProxyType(
-    {each.name: each for each in (*_SAMPLED, DISTRIBUTIONS, LABELLED_DISTRIBUTIONS)}
+    {each.name: each for each in (ROWS, LABELLED_ROWS, GRADIENT, CRITIC, SINKHORN, LABELLED_GRADIENT)}
 )
 """Those of published methods, by name."""
 

@@ -32,9 +32,9 @@ GUESSED = dataclasses.replace(BY_NAME["guessed directions"], epsilon=2.0)
 POINTS = dataclasses.replace(BY_NAME["generated points"], epsilon=4.0)
 STATISTICS = [
     dataclasses.replace(BY_NAME[name], epsilon=3.0)
-    for name in ("class statistics", "score statistics", "distributions", "evaluation", "labelled gradient", "critic")
+    for name in ("class statistics", "score statistics", "evaluation", "labelled gradient", "critic")
 ]
-LABELLED = [BY_NAME[name] for name in ("labelled rows", "labelled coefficients", "labelled distributions")]
+LABELLED = [BY_NAME[name] for name in ("labelled rows", "labelled coefficients")]
 SAMPLES = dataclasses.replace(BY_NAME["run of samples"], records=4, epsilon=6.0)
 
 

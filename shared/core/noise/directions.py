@@ -7,7 +7,6 @@ a seed never comes from a client.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -18,8 +17,6 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
 from dpswd.shared.core.noise.keystream import Keystream, derived_key
 
-DIRECTION_BITS = 20
-"""Entries of `orthogonal_directions` are multiples of 2^-20, so that projections of rounded features are exact."""
 _FINER = 512  # steps of the small Gaussian in one of the large one's: `release_finely`'s construction
 _CHUNK = 1 << 13  # directions' entries at a time on a CPU: what they are made of stays in a core's own cache
 
@@ -81,36 +78,3 @@ def directions(
     # numpy's root is IEEE 754's on every machine; torch's on a CPU is MKL's, whose last bit is off once in seventy.
     norms = np.sqrt(squared.clamp(min=1).cpu().numpy().astype(np.float64))
     return points.div_(torch.from_numpy(norms).to(place)).to(dtype)
-
-
-def orthogonal_directions(seed: bytes, feature_dimension: int, count: int) -> Tensor:
-    """Directions in groups of d that are orthogonal to each other; the last group may be smaller.
-
-    A group is the orthogonal factor of as many independent directions, so that each is uniform on the sphere. Any unit
-    vector's projections on a whole group have squares that add up to 1, which a mechanism may count on for any seed.
-
-    Args:
-        seed: 32 bytes; public, and chosen by anybody.
-        feature_dimension: d, at least 1.
-        count: k, at least 1.
-
-    Returns:
-        (d, k) float64, whole multiples of 2^-`DIRECTION_BITS`: both parties get the same bits, unless their processors'
-        last bits differ where an entry lies between two multiples (10^-9 of them).
-
-    Raises:
-        InvalidValue: the seed does not have 32 bytes, or d or k is below 1.
-    """
-    drawn = directions(seed, feature_dimension, count, dtype=torch.float64).numpy()
-    groups = [np.linalg.qr(drawn[:, at : at + feature_dimension])[0] for at in range(0, count, feature_dimension)]
-    unit = 2.0**DIRECTION_BITS
-    return torch.from_numpy(np.round(np.concatenate(groups, axis=1) * unit) / unit)
-
-
-def orthogonal_norm(feature_dimension: int, count: int) -> float:
-    """The largest norm of a unit vector's projections on `orthogonal_directions`, rounding included.
-
-    Each group adds at most 1 in square, and rounding moves each entry by half a unit at most.
-    """
-    d, k = feature_dimension, count
-    return math.sqrt(-(-k // d)) * (1.0 + 1e-9) + 0.5 * math.sqrt(float(d * k)) * 2.0**-DIRECTION_BITS

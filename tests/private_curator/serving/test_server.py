@@ -223,7 +223,7 @@ def test_a_client_may_use_what_the_operator_allows_it(serve, directory):
     paid = client.prepare_step(run)
     first = client.send(paid)
     assert set(client.describe().mechanisms) == {
-        "rows", "quantiles", "gradient", "critic", "distributions", "feature_sums",
+        "rows", "quantiles", "gradient", "critic", "feature_sums",
     }  # fmt: skip
     before = client.describe().data_set_budget.epsilon_spent
     client = serve(**{"clients.mechanisms": '["ml-team=rows,class_statistics", "*=quantiles"]'})

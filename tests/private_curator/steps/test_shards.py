@@ -25,7 +25,6 @@ from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFac
 from dpswd.shared.core.mechanisms.linear import LinearRun
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, completed
-from dpswd.shared.published_mechanisms.distributions.mechanism import LABELLED_DISTRIBUTIONS, DistributionsDeclaration
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CPU = torch.device("cpu")
@@ -56,7 +55,6 @@ def runs():
     public = FeatureMap(torch.full((CLASSES,), 0.1), torch.full((CLASSES,), 0.3))
     return (
         LinearRun(CLASS_STATISTICS, StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.5, 4.0, public), facts),
-        LinearRun(LABELLED_DISTRIBUTIONS, DistributionsDeclaration(CLASSES, 6, 20, 0.9, 1.0, 90.0, 7, public), facts),
         LinearRun(EVALUATION, EvaluationDeclaration(CLASSES, 3.0, 3.0, 5, 3.0), facts),
     )
 

@@ -69,9 +69,9 @@ def test_what_is_wrong_with_files_is_said(code, tmp_path):
         network_of(f"{tmp_path / 'none.py'}:Net")
     with pytest.raises(DataInvalid, match=r"mine.py:Net does not take the source's records of shape \(5,\)"):
         own_model(f"{code}:Net", None, torch.zeros(4, 5))
-    (tmp_path / "net.onnx").touch()
-    with pytest.raises(SettingsError, match=r"give the network that it was exported from .*records embed"):
-        own_model(None, tmp_path / "net.onnx", RECORDS)
+    (tmp_path / "net.pb").touch()
+    with pytest.raises(SettingsError, match=r"ends in .pb; needed is one of .joblib, .pkl, .onnx, .safetensors"):
+        own_model(None, tmp_path / "net.pb", RECORDS)
     (tmp_path / "bad.joblib").write_bytes(b"no")
     with pytest.raises(DataInvalid, match="cannot be loaded"):
         own_model(None, tmp_path / "bad.joblib", RECORDS)

@@ -20,10 +20,10 @@ from dpswd import adapt
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.cli.main import main
 from dpswd.public_client.curator.recording import Stored, read_exchanges
-from dpswd.public_client.ladder import evidence as evidences
-from dpswd.public_client.ladder.certificate import NOT_MEASURED, certificate_of
+from dpswd.public_client.evidence import evidence as evidences
+from dpswd.public_client.evidence.certificate import NOT_MEASURED, certificate_of
+from dpswd.public_client.evidence.evidence import Evidence, SamePasses, one_thread
 from dpswd.public_client.ladder.check import check, derive
-from dpswd.public_client.ladder.evidence import Evidence, SamePasses, one_thread
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.public_client.training.sites import Model
@@ -131,7 +131,8 @@ def test_the_certificate_says_what_the_receipts_state_and_nothing_of_a_gain_that
     assert content["gain"] == NOT_MEASURED
     assert [each["run"] for each in content["releases"]] == [run.opening.reply.run_id for run in evidence.runs()]
     assert set(content) == {
-        "format", "model", "team_model", "source", "evidence", "hospital", "privacy", "releases", "gain", "conditions",
+        "format", "made_by", "model", "team_model", "source", "evidence", "hospital", "privacy", "releases", "gain",
+        "conditions", "derivable",
         "software",
     }  # fmt: skip
 
@@ -212,7 +213,7 @@ def test_another_epsilon_or_gain_is_detected(copied):
 def test_another_team_model_is_detected(copied):
     evidence = Evidence.from_bytes((copied / FILES[2]).read_bytes())
     weights = {name: 1.01 * tensor for name, tensor in evidence.weights.items()}
-    own = Evidence(evidence.graphs, weights, evidence.settings, evidence.source, evidence.exchanges)
+    own = Evidence(evidence.graphs, weights, evidence.settings, evidence.source, evidence.replies)
     certify_again(copied, evidence=own)
     assert "was declared with another weights_digest" in findings_of(copied)
 
@@ -282,7 +283,7 @@ def test_the_client_verifies_a_model_by_files_alone(copied):
 
 def test_lines_that_a_crash_cut_short_are_left_out(delivered):
     evidence = Evidence.from_bytes((delivered / FILES[2]).read_bytes())
-    assert read_exchanges(evidence.exchanges[:-3]) == evidence.stored()[:-1]
+    assert read_exchanges(evidence.replies[:-3]) == evidence.stored()[:-1]
 
 
 def test_a_model_file_has_one_spelling(delivered):

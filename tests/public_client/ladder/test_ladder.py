@@ -96,7 +96,7 @@ def test_a_model_whose_head_is_not_last_is_refused_in_words():
     with pytest.raises(InvalidValue, match=r"head=\.\.\."):
         split(model, made_images(8, 0)[0])
     with pytest.raises(InvalidValue, match="cannot be adapted"):
-        split("model.onnx", made_images(8, 0)[0])
+        split(b"model", made_images(8, 0)[0])
 
 
 def test_sources_of_all_kinds_give_batches():

@@ -20,7 +20,6 @@ from dpswd.public_client.published_methods.generators import (
     DpSinkhorn,
     DpSwd,
     DpSwdQuantiles,
-    SlicedDistributions,
 )
 from dpswd.public_client.published_methods.generators.random_features import FourierFeatures
 from dpswd.shared.core.errors import InvalidValue
@@ -124,27 +123,6 @@ def test_dp_merf_learns_classes_and_shares_from_one_release():
     assert np.abs(np.array(generator.shares) - 0.5).max() < 0.05
 
 
-@pytest.mark.long
-def test_sliced_distributions_learn_classes_shares_and_shapes_from_one_release():
-    """The last value is in two modes, which neither means nor second moments tell; the classes are not even."""
-    rng = np.random.default_rng(1)
-    labels = (rng.random(RECORDS) < 0.2).astype(np.int64)
-    values = MEANS[labels] + 0.05 * rng.normal(size=(RECORDS, D))
-    values[:, 3] = rng.choice([-0.7, 0.7], size=RECORDS) + 0.05 * rng.normal(size=RECORDS)
-    description = mock_description(records=RECORDS, record_shape=(D,), epsilon=10.0, delta=1e-5, classes=CLASSES)
-    values, noise = values.clip(-1, 1).astype(np.float32), np.random.default_rng(0).bytes
-    where = MockCurator(description, records=values, labels=labels, randomness=noise)
-    method = SlicedDistributions(**SMALL, typical=0.6, directions=24, updates=400, learning_rate=0.01)
-    generator = fitted(where, method, epsilon=5.0)
-    assert [run.run.size.steps for run in where.charges] == [1]
-    x, y = generator.sample(4000, seed=3)
-    made = np.stack([x[y == c].mean(dim=0).numpy() for c in range(CLASSES)])
-    assert np.abs(made - MEANS)[:, :3].max() < 0.15, made
-    assert np.abs(np.array(generator.shares) - (0.8, 0.2)).max() < 0.05
-    last = x[:, 3].abs()
-    assert float(((last > 0.4) & (last < 1.0)).float().mean()) > 0.7  # a normal law of the same spread: 0.42
-
-
 def test_what_is_declared_is_what_the_papers_need():
     described = mock_description(records=60_000, record_shape=(1, 28, 28), epsilon=10.0, delta=1e-5, classes=10)
     paper = DpSinkhorn()
@@ -190,7 +168,6 @@ def test_fourier_features_have_one_norm_and_the_kernels_inner_products():
         ("dp-swd-quantiles", {"coefficients": 0}),
         ("dp-merf", {"scale": -1.0}),
         ("dp-merf", {"updates": 0}),
-        ("sliced-distributions", {"window": 0.0}),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(name, wrong):
@@ -200,7 +177,7 @@ def test_settings_out_of_range_are_refused_by_name(name, wrong):
 
 def test_without_labels_nothing_is_offered():
     description = mock_description(records=RECORDS, record_shape=(D,), epsilon=5.0, delta=1e-5)
-    for method in (SINKHORN, DpMerf(), DpSwd(), DpSwdQuantiles(), SlicedDistributions()):
+    for method in (SINKHORN, DpMerf(), DpSwd(), DpSwdQuantiles()):
         with pytest.raises(InvalidValue, match="declares no classes"):
             plan_generator(MockCurator(description), method, epsilon=1.0)
 

@@ -30,7 +30,7 @@ from dpswd.public_client.data.source import train_source
 from dpswd.public_client.generation import Replayed, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.methods.statistics_head import ClassSums
-from dpswd.public_client.published_methods.generators import DpMerf, DpSinkhorn, DpSwdQuantiles, SlicedDistributions
+from dpswd.public_client.published_methods.generators import DpMerf, DpSinkhorn, DpSwdQuantiles
 from dpswd.public_client.replay import fit, posterior
 from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.residuals import Residuals
@@ -239,7 +239,6 @@ GENERATORS = (
     (DpSinkhorn(**LEARNING, points=18, fresh=4, iterations=4), 3),
     (DpSwdQuantiles(**LEARNING, directions=6), 3),
     (DpMerf(**LEARNING, frequencies=10, updates=3, draws=20), None),
-    (SlicedDistributions(**LEARNING, directions=6, coefficients=4, updates=3, draws=20), None),
 )
 
 

@@ -15,7 +15,6 @@ from declarations import (
     Declared,
     class_statistics,
     critic,
-    distributions,
     evaluation,
     feature_sums,
     gradient,
@@ -45,11 +44,6 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.critic.mechanism import CriticDeclaration
-from dpswd.shared.published_mechanisms.distributions.mechanism import (
-    DistributionsDeclaration,
-    DistributionsReply,
-    DistributionsRequest,
-)
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.loss_gradient import LossGradientReply, LossGradientRequest
@@ -184,11 +178,6 @@ SCORES_VALUES = (
     st.builds(ScoresDeclaration, COUNTS, *[NUMBERS] * 3, _floats(dims=1), correction=st.none() | _floats(dims=2)),
     st.builds(ScoresRequest, _floats(dims=2)),
     st.builds(ScoresReply, _grids(dims=1)),
-)
-DISTRIBUTIONS_VALUES = (
-    st.builds(DistributionsDeclaration, *[COUNTS] * 3, *[NUMBERS] * 3, COUNTS, _MAPS),
-    st.just(DistributionsRequest()),
-    st.builds(DistributionsReply, _grids(dims=1)),
 )
 SINKHORN_VALUES = (
     st.builds(
@@ -363,34 +352,6 @@ def _scores(name: str, columns: int, count_weight: float) -> Case:
     )
 
 
-def _distributions(name: str, **changed: Any) -> Case:
-    declared = replace(DistributionsDeclaration(0, 2 * FEATURES, 60, 0.8, 0.0, 30.0, 5, MAP), **changed)
-    other = 0 if declared.classes else CLASSES
-    return Case(
-        name=name,
-        declared=distributions(declared),
-        outputs=FEATURES,
-        request=DistributionsRequest(),
-        batch=RECORDS,
-        released=lambda reply: (reply.sum,),
-        seed=lambda _: None,
-        feature_map=MAP,
-        hostile=(
-            *((replace(declared, sigma=sigma), "declaration.sigma") for sigma in (*_NUMBERS, 0.0, 1e-300, 1e-8)),
-            (replace(declared, sigma=1e300), "parameters.declaration"),
-            *((replace(declared, window=width), "declaration.window") for width in (*_NUMBERS, 0.0, 1e-7, 1.01)),
-            *((replace(declared, count_weight=weight), "declaration.count_weight") for weight in _NUMBERS),
-            *((replace(declared, directions=k), "declaration.directions") for k in (0, 20_001, 2**32 - 1)),
-            *((replace(declared, coefficients=count), "declaration.coefficients") for count in (0, 257, 2**32 - 1)),
-            *((replace(declared, classes=count), "declaration.classes") for count in (other, 4, 2**32 - 1)),
-            (replace(declared, feature_map=OTHER_MAP), "declaration.feature_map"),
-            (replace(declared, feature_map=HUGE_MAP), "declaration.feature_map.scale"),
-        ),
-        hostile_requests=((b"x", "payload"), (b"\x00" * 1000, "payload")),
-        values=DISTRIBUTIONS_VALUES,
-    )
-
-
 def _sinkhorn(name: str, **changed: Any) -> Case:
     declared = replace(SinkhornDeclaration(CLASSES, 4, 2, 1.5, 0.7, 0.5, 30, 0.2, 0.4), **changed)
     points = SOURCE[: declared.points + declared.fresh]
@@ -561,7 +522,4 @@ CASES = (
     ),
     _scores("score statistics", 4, 1.0),
     _scores("scores alone, without counts", 1, 0.0),
-    _distributions("distributions"),
-    _distributions("few coefficients of distributions", coefficients=1, window=0.9),
-    _distributions("labelled distributions", classes=CLASSES, directions=FEATURES, count_weight=3.0),
 )

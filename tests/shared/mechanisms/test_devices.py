@@ -28,8 +28,6 @@ EXACT = frozenset(
         "class_statistics",
         "feature_sums",
         "score_statistics",
-        "distributions",
-        "labelled_distributions",
     }
 )
 """Mechanisms in which all arithmetic between the features and the grid is float64: its rounding moves an integer of the

@@ -23,7 +23,6 @@ from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
-from dpswd.shared.published_mechanisms.distributions.mechanism import DistributionsDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.loss_gradient import LossGradientRequest
 from dpswd.shared.sandbox.building import Extractor
@@ -44,7 +43,6 @@ DECLARED = (
     ("class_statistics", StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 1.0)),
     ("class_statistics", StatisticsDeclaration(CLASSES, 1.0, 3.0, 0.5, 1.0)),
     ("score_statistics", ScoresDeclaration(CLASSES, 1.0, 1.2, 1.0, np.full(1, 2.0, np.float32))),
-    ("labelled_distributions", DistributionsDeclaration(CLASSES, CLASSES, 40, 1.0, 2.0, 30.0)),
     ("labelled_gradient", LabelledGradientDeclaration(CLASSES, ClippedSum(("weight", "bias"), 0.3, 1.0))),
     ("comparison", EvaluationDeclaration(CLASSES, 1.0, models=2, partly_labelled=True)),
     ("evaluation", EvaluationDeclaration(CLASSES, 1.0, 1.0, 4, 1.0, partly_labelled=True)),
@@ -93,7 +91,6 @@ def parts(name, declared, held, noise=None):
     grids = {
         "class_statistics": lambda: (reply.sum,),
         "score_statistics": lambda: (reply.sum,),
-        "labelled_distributions": lambda: (reply.sum,),
         "labelled_gradient": lambda: (reply.gradient,),
         "comparison": lambda: (reply.correct,),
         "evaluation": lambda: (reply.correct, reply.confusion, reply.calibration),

@@ -169,14 +169,14 @@ def test_which_mechanism_takes_which_request():
 def test_what_is_offered_depends_on_labels():
     assert set(ALL_MECHANISMS) - set(offered(ALL_MECHANISMS, DATA)) == {
         "evaluation", "class_statistics", "score_statistics", "labelled_gradient", "sinkhorn", "labelled_rows",
-        "labelled_quantiles", "labelled_distributions",
+        "labelled_quantiles",
     }  # fmt: skip
     assert offered(ALL_MECHANISMS, replace(DATA, classes=4)) == tuple(ALL_MECHANISMS)
     with pytest.raises(RequestInvalid, match="no classes of the records' labels"):
         _run(evaluation(EvaluationDeclaration(4, 5.0)), batch_size=1000)
     with pytest.raises(
         RequestInvalid,
-        match=r"'nothing'; this curator offers quantiles, feature_sums, rows, gradient, critic, distributions$",
+        match=r"'nothing'; this curator offers quantiles, feature_sums, rows, gradient, critic$",
     ):
         _run(("nothing", rows()[1]))
 

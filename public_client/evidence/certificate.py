@@ -1,4 +1,4 @@
-"""The certificate of an adapted model: what it follows from, what was proved of that, and what it is good for.
+"""The certificate of a delivered file: what it follows from, what was proved of that, and what it is good for.
 
 It is canonical JSON, of public values alone, and anybody can make it again from the evidence. So nobody signs it: what
 needs a signature, the hospital's receipts, has one.
@@ -7,15 +7,18 @@ needs a signature, the hospital's receipts, has one.
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
+from collections.abc import Callable
 from importlib import metadata, resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.ladder.evidence import Evidence
+from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.methods.comparison import Comparison
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.accounting.pricing import filter_for
@@ -24,8 +27,11 @@ from dpswd.shared.core.ledger.receipts import canonical_json, sha256
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.event_json import event_from_json
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
+from dpswd.shared.files import write_public
 
-FORMAT = "dpswd-certificate-1"
+_log = logging.getLogger(__name__)
+FORMAT = "dpswd-certificate-2"
+CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX = ".certificate.json", ".evidence"
 NOT_MEASURED = "not measured"
 CONDITIONS = (
     "Do not try to identify persons with this model.",
@@ -37,7 +43,7 @@ _ROOM = 2.0  # of the filter that composes, beyond the sum of the runs' own epsi
 
 
 def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison | None) -> bytes:
-    """The certificate of a model.
+    """The certificate of a model or a generator.
 
     Args:
         evidence: of it.
@@ -53,6 +59,7 @@ def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison |
         start.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     content = {
         "format": FORMAT,
+        "made_by": evidence.settings["kind"],
         "model": sha256(model),
         "team_model": {"weights": start.hexdigest()}
         | {part: sha256(graph.encode()) for part, graph in evidence.graphs.items()},
@@ -64,8 +71,33 @@ def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison |
         "gain": gain_of(comparison),
         "conditions": list(CONDITIONS),
         "software": software(str(evidence.settings["device"])),
+        "derivable": evidence.settings.get("apart") or "from the evidence and the source",
     }
     return canonical_json(content)
+
+
+def certified(path: Path, evidence: Evidence, comparison: Comparison | None = None) -> Callable[[bytes], str]:
+    """What makes the certificate of a file's bytes, and writes it and its evidence beside the file.
+
+    Where receipts do not state what was charged it makes none, and warns: what was paid for is not lost with it.
+
+    Args:
+        path: of the file.
+        evidence: of it.
+        comparison: see `certificate_of`.
+    """
+
+    def certify(model: bytes) -> str:
+        try:
+            certificate = certificate_of(evidence, model=model, comparison=comparison)
+        except InvalidValue as error:
+            _log.warning("%s has no certificate: %s", path, error)
+            return ""
+        write_public(path.with_suffix(CERTIFICATE_SUFFIX), certificate)
+        write_public(path.with_suffix(EVIDENCE_SUFFIX), evidence.to_bytes())
+        return certificate.decode("ascii")
+
+    return certify
 
 
 def gain_of(comparison: Comparison | None) -> Any:

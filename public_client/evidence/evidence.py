@@ -1,4 +1,4 @@
-"""What an adapted model follows from: the team's model, its source's digest, settings, and what a curator answered.
+"""What a delivered file follows from: the team's model, its source's digest, settings, and what a curator answered.
 
 Everything behind a curator's signed replies is computed from public values; whoever has these can compute it again.
 """
@@ -9,29 +9,36 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dpswd.public_client.curator.recording import Stored, StoredRun, read_exchanges, runs_of
+from dpswd.public_client.curator.recording import Recording, Stored, StoredRun, read_exchanges, runs_of
+from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.datasets import Batches
+from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.public_client.training.sites import Model
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import Recipe
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.core.ledger.receipts import canonical_json
-from dpswd.shared.models.adapted import PARTS, compose_weights
+from dpswd.shared.models.adapted import PARTS
 from dpswd.shared.models.model_file import below, in_one_spelling, metadata_of, model_bytes
 from dpswd.shared.sandbox.weights import module_weights
 
-FORMAT = "dpswd-evidence-1"
-_EXCHANGES = "exchanges"
+FORMAT = "dpswd-evidence-2"
+LADDER, METHOD, GENERATOR = "ladder", "method", "generator"
+"""What made the file: `adapt`, a plan of a named method, or a method of generation."""
+EXCHANGES = "exchanges"
+_PARTS = {LADDER: PARTS, METHOD: PARTS, GENERATOR: ("features",)}
 
 
 @contextlib.contextmanager
@@ -49,6 +56,39 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def recorded(curator: Curator, directory: Path | None, *, begun: bool) -> Iterator[Recording | None]:
+    """What a curator is asked and answers meanwhile; nothing in one of several processes, or where it is recorded now.
+
+    Args:
+        curator: the connection.
+        directory: keeps the exchanges; None for memory alone.
+        begun: whether what was asked in the directory goes on.
+    """
+    if Ranks.current().size > 1 or isinstance(curator.transport, Recording):
+        yield None
+        return
+    path = None if directory is None else directory / EXCHANGES
+    if path is not None and not begun:
+        path.unlink(missing_ok=True)
+    before, curator.transport = curator.transport, Recording(curator.transport, path)
+    try:
+        yield curator.transport
+    finally:
+        curator.transport = before
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan as settings hold it: a text, since some of its numbers may be infinite."""
+    return json.dumps(plan.to_json(), sort_keys=True)
+
+
+def planned(settings: Mapping[str, Any], kinds: Mapping[str, type[Recipe]]) -> Plan:
+    """The inverse of `plan_text`, by the kinds of methods, by name."""
+    values = json.loads(settings["plan"])
+    return Plan.from_json(values, method=kinds[values["method"]["name"]])
 
 
 class SamePasses:
@@ -71,6 +111,13 @@ class SamePasses:
         return len(self._loader)
 
 
+def begin_again(batches: object, seed: int) -> None:
+    """Seeds torch's generator and a loader's own: what is drawn from here on is the same each time."""
+    torch.manual_seed(seed)
+    if isinstance(own := getattr(batches, "generator", None), torch.Generator):
+        own.manual_seed(seed)
+
+
 def digest_of(batches: Batches, *, seed: int) -> str:
     """SHA-256 of the records and labels of one pass, in their order.
 
@@ -78,7 +125,7 @@ def digest_of(batches: Batches, *, seed: int) -> str:
         batches: of the public source.
         seed: of torch's generator, where a loader has none of its own.
     """
-    torch.manual_seed(seed)
+    begin_again(batches, seed)
     digest = hashlib.sha256()
     for records, labels in batches:
         for part, kind in ((records, "<f4"), (labels, "<i8")):
@@ -89,48 +136,56 @@ def digest_of(batches: Batches, *, seed: int) -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of one adapted model.
+    """Of one file.
 
     Attributes:
-        graphs: of the team's model, canonical bytes as text, by part.
-        weights: its tensors, by part and name.
-        settings: what `adapt` was given: epsilon, evaluate_epsilon, seed, batch_size, contract, device.
-        source: SHA-256 of the public source.
-        exchanges: with the curator, in lines.
+        graphs: of what the team brought, canonical bytes as text, by part, one behind the other.
+        weights: their tensors, by part and name.
+        settings: `kind`, and what was given: epsilon, evaluate_epsilon, seed, batch_size, contract, device, the plan of
+            a named method, and in `apart` why a file cannot be derived again, where it cannot.
+        source: SHA-256 of the public source; empty where there is none.
+        replies: exchanges with the curator, in lines.
     """
 
     graphs: Mapping[str, str]
     weights: Mapping[str, Tensor]
     settings: Mapping[str, Any]
     source: str
-    exchanges: bytes
+    replies: bytes
 
     @classmethod
     def of(
-        cls, start: Model, record_shape: tuple[int, ...], settings: Mapping[str, Any], source: str, exchanges: bytes
+        cls,
+        start: Sequence[nn.Module],
+        shape: tuple[int, ...],
+        settings: Mapping[str, Any],
+        source: str,
+        replies: bytes,
     ) -> Evidence:
-        """The evidence of a climb.
+        """The evidence of a training.
 
         Args:
-            start: the team's model.
-            record_shape: of one record.
+            start: what the team brought: extractor and classifier, or what a generator's records go through.
+            shape: of one record.
             settings: see the class, as the rest.
             source: see the class.
-            exchanges: see the class.
+            replies: see the class.
 
         Raises:
             ExtractorUnsupported: the model cannot be written as data.
         """
-        graph = trace(start.extractor, record_shape)
-        head = trace(start.classifier, (graph.feature_dimension,))
-        weights = compose_weights(module_weights(start.extractor, graph), module_weights(start.classifier, head))
-        graphs = {part: each.to_bytes().decode("ascii") for part, each in zip(PARTS, (graph, head), strict=True)}
-        return cls(graphs, weights, settings, source, exchanges)
+        graphs: dict[str, str] = {}
+        weights: dict[str, Tensor] = {}
+        for part, module in zip(_PARTS[settings["kind"]], start, strict=True):
+            graph = trace(module, shape)
+            weights |= {f"{part}.{name}": tensor for name, tensor in module_weights(module, graph).items()}
+            graphs[part], shape = graph.to_bytes().decode("ascii"), (graph.feature_dimension,)
+        return cls(graphs, weights, settings, source, replies)
 
     def to_bytes(self) -> bytes:
         """The content of a file; the same evidence gives the same bytes."""
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.weights.items()}
-        tensors[_EXCHANGES] = torch.frombuffer(bytearray(self.exchanges), dtype=torch.uint8)
+        tensors[EXCHANGES] = torch.frombuffer(bytearray(self.replies), dtype=torch.uint8)
         facts = {"settings": canonical_json(dict(self.settings)).decode("ascii"), "source": self.source}
         return model_bytes(tensors, {"format": FORMAT, **self.graphs, **facts})
 
@@ -145,37 +200,36 @@ class Evidence:
             metadata = metadata_of(data)
             tensors = load(data)
             spelled = in_one_spelling(data)
-            exchanges = bytes(tensors.pop(_EXCHANGES).numpy())
-            graphs = {part: metadata[part] for part in PARTS}
-            evidence = cls(graphs, tensors, json.loads(metadata["settings"]), metadata["source"], exchanges)
+            exchanges, settings = bytes(tensors.pop(EXCHANGES).numpy()), json.loads(metadata["settings"])
+            graphs = {part: metadata[part] for part in _PARTS[settings["kind"]]}
+            evidence = cls(graphs, tensors, settings, metadata["source"], exchanges)
             evidence.runs()
         except (InvalidValue, SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise DataInvalid(f"this is no evidence of an adapted model: {error}") from error
+            raise DataInvalid(f"this is no evidence of a model or a generator: {error}") from error
         if spelled != data or metadata["format"] != FORMAT:
             raise DataInvalid(f"this is no evidence of format {FORMAT}, as it is written")
         return evidence
 
     def stored(self) -> list[Stored]:
         """The exchanges."""
-        return read_exchanges(self.exchanges)
+        return read_exchanges(self.replies)
 
     def runs(self) -> list[StoredRun]:
         """The charged runs."""
         return runs_of(self.stored())
 
-    def give(self, model: Model, record_shape: tuple[int, ...]) -> None:
-        """Gives modules the weights of the team's model, in place.
+    def give(self, modules: Sequence[nn.Module], shape: tuple[int, ...]) -> None:
+        """Gives modules the weights of what the team brought, in place.
 
         Raises:
             InvalidValue: they have other layers.
         """
-        sides = record_shape
-        for part, module in zip(PARTS, (model.extractor.eval(), model.classifier.eval()), strict=True):
-            graph = trace(module, sides)
+        for part, module in zip(self.graphs, modules, strict=True):
+            graph = trace(module.eval(), shape)
             if graph.to_bytes().decode("ascii") != self.graphs[part]:
                 raise InvalidValue(
                     f"the network's {part} has other layers than the one that was adapted; name the team's network "
                     "with --network FILE.py:NAME, or its fitted model with --model"
                 )
             module.load_state_dict(below(part, self.weights), strict=False)  # what else it has computes nothing
-            sides = (graph.feature_dimension,)
+            shape = (graph.feature_dimension,)
