@@ -9,8 +9,8 @@ folders that start no process, with coverage.py, one context a test. `run` draws
 one operator of Cosmic Ray (`pip install --require-hashes -r deploy/mutants.lock`) at one place of one file, in a copy
 of the tree, and runs the tests that reach the line, the fastest first, until one fails or half a minute of tests has
 passed: a mutant that none of them notices counts as a survivor. What changes nothing by form is not drawn: annotations,
-docstrings, and whether an argument may be given by its place. A survivor is killed by a new test, or stands in benchmarks/mutants.toml with the reason why it is no
-fault; both are counted apart.
+docstrings, and whether an argument may be given by its place. A survivor is killed by a new test, or stands in
+benchmarks/mutants.toml with the reason why it is no fault; both are counted apart.
 """
 
 from __future__ import annotations
@@ -47,11 +47,21 @@ CORE = ("shared/core", "private_curator/core")
 TESTS = (
     *(
         f"tests/shared/{part}"
-        for part in ("kernels", "ledger", "mechanisms", "privacy", "protocol", "steps", "test_errors.py")
+        for part in (
+            "kernels",
+            "ledger",
+            "mechanisms",
+            "privacy",
+            "protocol",
+            "steps",
+            "test_core_values.py",
+            "test_errors.py",
+        )
     ),
     *(f"tests/private_curator/{part}" for part in ("ledger", "steps")),
+    "tests/public_client/methods/test_recalibrate.py",
 )
-LOOKING = "tests/structure/"
+LOOKING = "tests/shared/test_core_values.py"
 WITHOUT = "not containers and not end_to_end and not exhaustive and not statistical"
 RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 COVERED = "covered.json"
