@@ -12,11 +12,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
+import time
 
 PART_BYTES = 65536
 TAKEN_WITHIN_S = 30.0
 """By whoever is sent a part."""
+ACCEPTED_WITHIN_S = 10.0
+"""By a console that many ask at once."""
+
+
+async def reach(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects, waiting while the console's queue is full: asyncio would take a socket that isn't connected for one."""
+    deadline = time.monotonic() + ACCEPTED_WITHIN_S
+    while True:
+        inner = socket.socket(socket.AF_UNIX)
+        inner.setblocking(False)
+        try:
+            inner.connect(path)
+            return await asyncio.open_unix_connection(sock=inner)
+        except BlockingIOError:
+            inner.close()
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.02)
+        except OSError:
+            inner.close()
+            raise
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,12 +57,12 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write_eof()
 
 
-async def serve(host: str, port: int, socket: str) -> None:
+async def serve(host: str, port: int, path: str) -> None:
     """Listens until SIGTERM; a connection is closed at once while the console is not there."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            inner_reader, inner_writer = await asyncio.open_unix_connection(socket)
+            inner_reader, inner_writer = await reach(path)
         except OSError:
             writer.close()
             return

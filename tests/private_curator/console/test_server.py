@@ -256,15 +256,7 @@ def test_the_door_of_the_containers_carries_bytes_to_the_socket(home, tmp_path):
     door = subprocess.Popen([sys.executable, str(DOOR), f"127.0.0.1:{port}", str(path)])
 
     def ask() -> str:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                where = socket.create_connection(("127.0.0.1", port))
-                break
-            except ConnectionRefusedError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        return answered(where, "GET /sign-in HTTP/1.1\r\nHost: localhost:8466\r\nConnection: close\r\n\r\n")
+        return answered(reached(port), "GET /sign-in HTTP/1.1\r\nHost: localhost:8466\r\nConnection: close\r\n\r\n")
 
     try:
         assert ask() == ""
@@ -278,6 +270,42 @@ def test_the_door_of_the_containers_carries_bytes_to_the_socket(home, tmp_path):
     finally:
         door.terminate()
         assert door.wait(timeout=10) == 0
+
+
+def test_the_door_waits_for_a_console_whose_queue_is_full(tmp_path):
+    path, port = tmp_path / "console.sock", own_port()
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(path))
+        busy.listen(1)
+        busy.settimeout(20)
+        door = subprocess.Popen([sys.executable, str(DOOR), f"127.0.0.1:{port}", str(path)])
+        try:
+            asked = [reached(port) for _ in range(12)]  # the system holds two or three that nobody takes
+            for where in asked:
+                where.sendall(b"asked")
+            time.sleep(0.5)  # the door has met the full queue
+            for _ in asked:
+                taken, _ = busy.accept()
+                with taken:
+                    assert taken.recv(5) == b"asked"
+                    taken.sendall(b"heard")
+            for where in asked:
+                with where:
+                    assert where.recv(5) == b"heard"
+        finally:
+            door.terminate()
+            assert door.wait(timeout=10) == 0
+
+
+def reached(port: int) -> socket.socket:
+    """A connection to the door, as soon as it listens."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=20)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -79,4 +79,4 @@ def test_each_adapter_for_tables_mends_its_shift(kind, tmp_path):
     adaptation.save(tmp_path / "adapted.safetensors")
     loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
     assert torch.equal(loaded.predict(target.images), adaptation.predict(target.images))
-    assert list(tmp_path.iterdir()) == [tmp_path / "adapted.safetensors"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json", ".evidence"}

@@ -214,5 +214,7 @@ def test_the_page_s_session(source, tmp_path, monkeypatch):
         "records": records.images[:4],
     }
     exec(compile(code.replace("epsilon=1.0)", "epsilon=1.0, steps=2)"), str(PAGE), "exec"), names)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"labelled-{name}.safetensors" for name in SITES]
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        f"labelled-{name}.safetensors" for name in SITES
+    ]
     assert all(len(curator.charges) == 1 for curator in curators.values())

@@ -109,7 +109,7 @@ def test_classes_that_moved_are_followed(source, tmp_path):
         (made(1500, 1, classes=2), 3.0, "frequencies have changed"),
         (made(1500, 1, classes=2, moved=1.0), 3.0, "frequencies"),
         (Labelled(2.5 * made(1500, 1).images, torch.zeros(1500)), 8.0, "which is no clear gain"),
-        (Labelled(torch.full((1500, D), 9.0), torch.zeros(1500)), 8.0, "which is no clear gain"),
+        (Labelled(torch.full((1500, D), 9.0), torch.zeros(1500)), 8.0, "which is no clear gain|does not fit classes"),
     ],
     ids=[
         "nothing moved",
@@ -123,7 +123,7 @@ def test_classes_that_moved_are_followed(source, tmp_path):
 def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
     model, report = of_target(source, data, epsilon)
     assert report["outcome"] == UNCHANGED
-    assert why in report["finding"]
+    assert re.search(why, report["finding"])
     records = made(50, 3).images
     assert torch.equal(model.model().classifier(records), source[1](records))
 
