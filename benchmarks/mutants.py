@@ -54,6 +54,7 @@ TESTS = (
             "privacy",
             "protocol",
             "steps",
+            "test_core_corners.py",
             "test_core_values.py",
             "test_errors.py",
         )
