@@ -104,6 +104,7 @@ def test_the_bracket_counts_nothing_below_order_two():
     step = StepEvent(1000, 100, (RowProjections(8, 4, 2.0),))
     low, high = bracket.lower_costs(step, np.array([1.5, 2.0]))
     assert 0.0 <= low <= high
+    assert bracket._log_kummer(5, 0.0) == 0.0
 
 
 def test_directions_of_a_reply_are_those_of_its_seed():
