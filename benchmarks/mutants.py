@@ -131,7 +131,7 @@ class Covered:
         own = self.tests.get(file, {})
         tests_there = own.get(line)
         if not tests_there:
-            looking = {test for test, name in enumerate(self.names) if name.startswith(LOOKING)} if own else set()
+            looking = {test for test, name in enumerate(self.names) if name.startswith(LOOKING)}
             tests_there = looking | {test for tests in own.values() for test in tests}
         return sorted(tests_there, key=lambda test: self.seconds[test])
 

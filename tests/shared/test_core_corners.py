@@ -14,6 +14,7 @@ from dpswd.shared.accounting.pricing import PRICING, filter_for
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt, LedgerUnavailable, RequestInvalid
 from dpswd.shared.core.mechanisms.class_statistics import sums
 from dpswd.shared.core.mechanisms.declared import Declared
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize
@@ -21,7 +22,7 @@ from dpswd.shared.core.mechanisms.linear import LinearRun, Shard
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import Scored, ScoresDeclaration, ScoresReply
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.noise import GridArray
+from dpswd.shared.core.noise.noise import GridArray, finest_exponent
 from dpswd.shared.core.privacy import bracket
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import MAX_STEPS, RowProjections, RunEvent, StepEvent
@@ -103,6 +104,7 @@ def test_the_bracket_counts_nothing_below_order_two():
     step = StepEvent(1000, 100, (RowProjections(8, 4, 2.0),))
     low, high = bracket.lower_costs(step, np.array([1.5, 2.0]))
     assert 0.0 <= low <= high
+    assert bracket._log_kummer(5, 0.0) == 0.0
 
 
 def test_directions_of_a_reply_are_those_of_its_seed():
@@ -122,6 +124,19 @@ def test_evaluations_say_what_they_release():
     assert said(EvaluationDeclaration(C, 1.0, 1.0, 4, 1.0), FACTS) == (
         "noised counts: the number of correct predictions, 3 x 3 counts, 4 bins of confidences"
     )
+
+
+@pytest.mark.parametrize(("features", "labels"), [((2, C), (3,)), ((3, C), (2,)), ((3, C - 1), (3,)), ((3, C), (3, 1))])
+def test_scores_and_labels_of_other_shapes_are_not_counted(features, labels):
+    with pytest.raises(InvalidValue, match=r"needed: \(m, 3\)"):
+        EvaluationCounter(classes=C).add(torch.zeros(features), np.zeros(labels, dtype=np.int64))
+
+
+def test_a_sum_that_fits_no_grid_is_refused_in_numbers():
+    most = 2.0**20 - 17
+    assert finest_exponent(most - 1.0, sigma=1.0) == 11
+    with pytest.raises(InvalidValue, match=f"below {most:.0f}: use more noise"):
+        finest_exponent(most + 1.0, sigma=1.0)
 
 
 def broken(name, declared, *, records=N):

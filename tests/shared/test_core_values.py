@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,10 @@ def test_limits_are_those_that_are_stated():
 def test_a_value_cannot_be_changed_once_it_was_checked(name, value):
     assert value.__dataclass_params__.frozen, name
     assert "__dataclass_params__" in vars(value) or not vars(value).get("__annotations__"), f"{name} lacks @dataclass"
+
+
+@pytest.mark.parametrize(("name", "value"), list(values()))
+def test_a_value_that_holds_arrays_equals_itself_alone(name, value):
+    """Arrays compare number by number, and the truth of that is an error."""
+    if any(re.search(r"Array|Tensor|FeatureMap", str(field.type)) for field in dataclasses.fields(value)):
+        assert not value.__dataclass_params__.eq, f"{name}: write @dataclass(frozen=True, eq=False)"

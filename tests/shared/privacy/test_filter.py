@@ -27,7 +27,7 @@ from dpswd.shared.core.privacy.events import (
     SanitizedGradient,
     StepEvent,
 )
-from dpswd.shared.core.privacy.filter import _INEXACT, MAX_ORDER, PrivacyFilter
+from dpswd.shared.core.privacy.filter import _INEXACT, MAX_ORDER, PrivacyFilter, _up
 
 DELTA = 1e-5
 
@@ -253,12 +253,18 @@ def test_an_order_outside_of_renyi_s_is_refused(order: float) -> None:
         PrivacyFilter(budget, (order,), (0.5,), 0.0, 0.0, PRICING)
 
 
-def test_a_lane_s_limit_is_rounded_down_by_more_than_its_arithmetic_can_err() -> None:
-    budget = PrivacyBudget(1.0, 1e-30)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 100.0])
+def test_a_lane_s_limit_is_rounded_down_by_more_than_its_arithmetic_can_err(epsilon: float) -> None:
+    budget = PrivacyBudget(epsilon, 1e-30)
     lane = PrivacyFilter(budget, (1.5,), (0.5,), 0.0, 0.0, PRICING)
     gain = (math.log(0.5e-30) + math.log(1.5)) / 0.5
-    exact = 1.0 - math.log1p(-1.0 / 1.5) + gain
-    assert lane.limit(1.5, 0.5) < exact - 0.9 * _INEXACT * (2.0 + abs(gain))
+    exact = epsilon - math.log1p(-1.0 / 1.5) + gain
+    assert exact - lane.limit(1.5, 0.5) == pytest.approx(_INEXACT * (epsilon + abs(gain) + 1.0), rel=0.01)
+
+
+def test_only_what_was_lost_is_rounded_up() -> None:
+    assert _up(0.0) == 0.0
+    assert _up(1.0) == 1.0 + 2.0**-52
 
 
 def test_the_lane_of_infinity_admits_all_of_its_epsilon() -> None:
