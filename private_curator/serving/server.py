@@ -44,6 +44,7 @@ from dpswd.private_curator.storage.certificates import CA_CERTIFICATE, SERVER_CE
 from dpswd.private_curator.storage.home_directory import SAFE_UMASK, HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.private_curator.storage.uploads import UploadStore
+from dpswd.private_curator.syslog.sender import keep_telling
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts
 from dpswd.shared.core.steps.computing import Laboratory
@@ -60,8 +61,7 @@ _LINE_PER_THREAD = 8
 
 Of one client half of them wait, so that another finds a place. Each has a thread of the system, which sleeps.
 """
-_ABORTED_WITHIN_S = 10.0
-"""Of the end of the grace: gRPC then ends what is still under way, and need not be believed to do so."""
+_ABORTED_WITHIN_S = 10.0  # of the grace's end: gRPC then ends what is under way, and need not be believed to do so
 
 _log = logging.getLogger(__name__)
 
@@ -192,6 +192,7 @@ class CuratorServer:
                 now=self._ledger.now,
             )
             opened.callback(home.asks.close)
+            keep_telling(settings, home, self._ledger, opened)
             tracing = tracing_of(settings.tracing)
             if tracing is not None:
                 opened.callback(tracing.close)
