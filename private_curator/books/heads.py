@@ -1,4 +1,4 @@
-"""Where the ledger's last entry is told besides the curator's own note: a file, the system's log, a program.
+"""Where the ledger's last entry is told besides the curator's own note: a file, a program.
 
 Each is a receipt that `ledger verify --receipts` and `ledger restore --receipts` hold the ledger against. A place that
 cannot be told stops nothing; the log says so.
@@ -7,7 +7,6 @@ cannot be told stops nothing; the log says so.
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import os
 import subprocess
 import threading
@@ -17,8 +16,6 @@ from pathlib import Path
 
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
-SYSTEM_LOG = Path("/dev/log")
-"""The socket of the system's log, by POSIX systems' custom."""
 _COMMAND_S = 30.0  # that a program may take for one entry
 _log = logging.getLogger(__name__)
 
@@ -29,12 +26,10 @@ class Heads:
 
     Attributes:
         file: to append a line to.
-        syslog: the socket of the system's log, if that is told.
         command: a program and its arguments.
     """
 
     file: Path | None = None
-    syslog: Path | None = None
     command: Sequence[str] | None = None
     _newest: SignedEntry | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
@@ -43,7 +38,7 @@ class Heads:
 
     def tell(self, entry: SignedEntry) -> None:
         """Lets an entry be told soon; returns at once."""
-        if self.file is None and self.syslog is None and not self.command:
+        if self.file is None and not self.command:
             return
         with self._changed:
             self._newest = entry
@@ -67,7 +62,7 @@ class Heads:
                 entry, self._newest = self._newest, None
             if entry is None:
                 return
-            for publish in (self._append, self._log_it, self._run_command):
+            for publish in (self._append, self._run_command):
                 try:
                     publish(entry.to_json())
                 except (OSError, subprocess.SubprocessError) as error:
@@ -82,25 +77,8 @@ class Heads:
             file.flush()
             os.fsync(file.fileno())
 
-    def _log_it(self, line: str) -> None:
-        if self.syslog is None:
-            return
-        handler = _SystemLog(address=str(self.syslog))
-        try:
-            handler.emit(logging.makeLogRecord({"msg": f"dpswd ledger head: {line}", "levelname": "INFO"}))
-        finally:
-            handler.close()
-
     def _run_command(self, line: str) -> None:
         if self.command:
             data = f"{line}\n".encode("ascii")
             # The operator's own program.
             subprocess.run(self.command, input=data, check=True, timeout=_COMMAND_S, stdout=subprocess.DEVNULL)  # noqa: S603
-
-
-class _SystemLog(logging.handlers.SysLogHandler):
-    """Raises what its base would print: the log of this program says then that the entry was not told."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 the base's name
-        """Called where an error is being handled."""
-        raise

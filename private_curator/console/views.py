@@ -106,6 +106,5 @@ def witness(health: Health) -> Pill:
 def heads(settings: LedgerSettings) -> str:
     """Where the ledger's last entry is told besides the curator's own note."""
     places = [f"the file {settings.heads_file}"] if settings.heads_file else []
-    places += ["the system's log"] if settings.heads_syslog else []
     places += [f"the program {settings.heads_command[0]}"] if settings.heads_command else []
-    return ", ".join(places) or "nobody; ledger.heads_file, heads_syslog and heads_command do"
+    return ", ".join(places) or "nobody; ledger.heads_file and heads_command do"

@@ -23,11 +23,7 @@ class ListenSettings(SettingsGroup):
     host: str = setting("127.0.0.1", "Interface to listen on; 0.0.0.0 for all. A host name or address.")
     port: int = setting(50051, "TCP port; 0 takes a free one, written to HOME/address.", ge=0, le=65535)
     shutdown_seconds: float = setting(
-        20.0,
-        "What running steps get to finish after SIGTERM.",
-        unit="seconds",
-        ge=0,
-        le=600,
+        20.0, "What running steps get to finish after SIGTERM.", unit="seconds", ge=0, le=600
     )
 
 
@@ -298,10 +294,7 @@ class LimitSettings(SettingsGroup):
         allowed="auto, or 0 to 600000",
     )
     client_storage_bytes: int = setting(
-        2048 * _MEBIBYTE,
-        "Bytes of uploaded extractors and source features that one client may keep.",
-        unit="bytes",
-        ge=1,
+        2048 * _MEBIBYTE, "Bytes of extractors and source features that one client may keep.", unit="bytes", ge=1
     )
     client_storage_objects: int = setting(10_000, "Uploaded objects that one client may keep.", unit="objects", ge=1)
 
@@ -324,23 +317,16 @@ class LedgerSettings(SettingsGroup):
         None, "File whose first line is the database's password; else PGPASSFILE is looked at."
     )
     witness_file: Path | None = setting(
-        None,
-        "Where the last entry is noted, best on another volume; by default HOME/ledger.witness.",
+        None, "Where the last entry is noted, best on another volume; by default HOME/ledger.witness."
     )
     heads_file: Path | None = setting(
         None, "A file, best on another machine, to which the last entry is appended after each step."
     )
-    heads_syslog: bool = setting(False, "Whether the system's log is told the last entry after each step.")
     heads_command: tuple[str, ...] | None = setting(
-        None,
-        "A program that gets the last entry on standard input after each step.",
+        None, "A program that gets the last entry on standard input after each step."
     )
     lock_seconds: float = setting(
-        10.0,
-        "How long a request waits for another writer of the ledger.",
-        unit="seconds",
-        gt=0,
-        le=300,
+        10.0, "How long a request waits for another writer of the ledger.", unit="seconds", gt=0, le=300
     )
 
 
@@ -372,6 +358,17 @@ class LogSettings(SettingsGroup):
         "info",
         "debug, info (a line for each charged run and refusal), warning or error.",
     )
+
+
+class SyslogSettings(SettingsGroup):
+    """Acts, refusals and releases for a security team."""
+
+    address: str | None = setting(
+        None, "The collector, over TLS.", allowed="host:port or none", pattern=r"^\S+:[0-9]{1,5}$"
+    )
+    ca_file: Path | None = setting(None, "Its certificate's authority (PEM); by default the system's.")
+    certificate_file: Path | None = setting(None, "The curator's own certificate (PEM).")
+    key_file: Path | None = setting(None, "Its key (PEM).")
 
 
 class MetricsSettings(SettingsGroup):

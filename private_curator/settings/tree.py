@@ -35,6 +35,7 @@ class CuratorSettings(SettingsTree):
     ledger: groups.LedgerSettings = groups.LedgerSettings()
     operators: groups.OperatorSettings = groups.OperatorSettings()
     log: groups.LogSettings = groups.LogSettings()
+    syslog: groups.SyslogSettings = groups.SyslogSettings()
     metrics: groups.MetricsSettings = groups.MetricsSettings()
     tracing: groups.TracingSettings = groups.TracingSettings()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dpswd.private_curator.books.heads import SYSTEM_LOG, Heads
+from dpswd.private_curator.books.heads import Heads
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.operators import Operator, checked_operator
@@ -152,7 +152,6 @@ class HomeDirectory:
             listener=self._tell,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
-                syslog=SYSTEM_LOG if chosen.heads_syslog else None,
                 command=chosen.heads_command,
             ),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import threading
 
 import pytest
@@ -244,44 +243,6 @@ def test_heads_are_published_elsewhere(location, key, ledger, tmp_path, open_run
         entries, findings = read_export(file.read_text().splitlines())
         assert not findings
         assert entries[-1] == last
-
-
-def test_the_system_s_log_receives_heads(location, key, ledger, tmp_path, open_run, answer, caplog):
-    """A datagram socket stands for /dev/log; one that is gone, or takes nothing so long, stops nothing."""
-    ledger.close()
-    place = tmp_path / "log"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as system_log:
-        system_log.bind(str(place))
-        system_log.settimeout(60)
-        with Ledger.open(location, key=key, accounting=ToyAccounting(), heads=Heads(syslog=place)) as ledger:
-            answer(ledger, open_run(ledger), "step")
-            last = ledger.head()
-        logged = []
-        while not logged or logged[-1].seq < last.seq:
-            priority, _, line = system_log.recv(1 << 16).rstrip(b"\0").partition(b"dpswd ledger head: ")
-            assert priority == b"<14>"  # facility user, severity info (RFC 3164)
-            entries, findings = read_export([line.decode("ascii")])
-            assert not findings
-            logged += entries
-        assert logged[-1] == last
-        heads = Heads(syslog=place)
-        heads.tell(_TooLong())
-        heads.close()
-    assert caplog.messages[-1] == "entry 7 of the ledger could not be told: OSError"
-    place.unlink()
-    with Ledger.open(location, key=key, accounting=ToyAccounting(), heads=Heads(syslog=place)) as ledger:
-        ledger.approve_extractor("1" * 64)
-        assert ledger.verify().ok
-    assert "could not be told: FileNotFoundError" in caplog.messages[-1]
-
-
-class _TooLong:
-    """An entry that no datagram holds."""
-
-    seq = 7
-
-    def to_json(self):
-        return "x" * (1 << 20)
 
 
 def test_a_note_that_cannot_be_written_stops_nothing(serve, note, open_run, answer):

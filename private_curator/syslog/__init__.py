@@ -1,0 +1,1 @@
+"""Acts, refusals and releases for a hospital's security team, over TLS."""
