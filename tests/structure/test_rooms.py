@@ -15,7 +15,7 @@ ANNEXES = {
     "public_client/onnx",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 10_648,
+    "annexes": 10_807,
     "private_curator/*.py": 1,
     "private_curator/books": 3_095,
     "private_curator/cli": 2_479,
@@ -25,7 +25,7 @@ BUDGETS = {
     "private_curator/serving": 1_687,
     "private_curator/settings": 516,
     "private_curator/steps": 778,
-    "private_curator/storage": 1_403,
+    "private_curator/storage": 1_402,
     "public_client/*.py": 353,
     "public_client/adaptation": 1_266,
     "public_client/cli": 1_710,
@@ -46,7 +46,7 @@ BUDGETS = {
     "public_client/training": 1_446,
     "shared/*.py": 684,
     "shared/accounting": 2_924,
-    "shared/books": 405,
+    "shared/books": 382,
     "shared/models": 554,
     "shared/protocol": 736,
     "shared/records": 635,
