@@ -73,6 +73,22 @@ def test_a_filter_at_the_edge_of_what_is_allowed_is_made():
     assert filter_of(shares=(0.75, 0.0)).limit(2.0, 0.0) == -float("inf")
 
 
+def test_a_step_that_only_rounding_would_admit_does_not_fit():
+    """A third of the limit three times is a last digit more than the limit."""
+
+    class Thirds:
+        def step_costs(self, step, orders, *, committed):
+            return tuple(limit / 3.0 for limit in privacy._limits)
+
+        def pld_epsilon(self, run, delta):
+            return float("inf")
+
+    privacy = PrivacyFilter(BUDGET, (20.0,), (0.5,), 0.0, 0.0, Thirds())
+    assert privacy._limits[0] > 0.0
+    step = StepEvent(100, 100, (RowProjections(8, 4, 2.0),))
+    assert privacy.fits(privacy.zero(), RunEvent(step, steps=1)) == 2
+
+
 @pytest.mark.parametrize("tiny", [1e6, 3e4, 1e3])
 def test_the_lane_of_infinity_fits_as_many_steps_as_it_admits(tiny):
     """The answer is admitted, and one more is not, or is beyond what a run may have."""
@@ -246,10 +262,20 @@ def test_what_work_depends_on_is_the_graph_the_batch_and_the_declaration(name, d
     assert of.summary == mechanism.summary(declared, FACTS)
 
 
+def saturating_products(a, b):
+    """As of processors that add two products in 16 bits."""
+    pairs = a.int()[:, 0::2, None] * b.int()[None, 0::2] + a.int()[:, 1::2, None] * b.int()[None, 1::2]
+    return pairs.clamp(-(2**15), 2**15 - 1).sum(dim=1, dtype=torch.int32)
+
+
 def test_short_products_are_used_where_they_are_exact(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     sums.short_products.cache_clear()
     try:
+        assert not sums.short_products()
+        sums.short_products.cache_clear()
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+        monkeypatch.setattr(torch, "_int_mm", saturating_products)
         assert not sums.short_products()
     finally:
         sums.short_products.cache_clear()
