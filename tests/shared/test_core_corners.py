@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from dpswd.private_curator.core.ledger import sqlite, store
+from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.shared.accounting.pricing import PRICING, filter_for
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt, LedgerUnavailable, RequestInvalid
 from dpswd.shared.core.mechanisms.class_statistics import sums
@@ -19,10 +21,11 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclarat
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.linear import LinearRun, Shard
+from dpswd.shared.core.mechanisms.score_statistics.geometry import sensitivity
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import Scored, ScoresDeclaration, ScoresReply
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.noise import GridArray, finest_exponent
+from dpswd.shared.core.noise.noise import GridArray, finest_exponent, sum_grid
 from dpswd.shared.core.privacy import bracket
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import MAX_STEPS, RowProjections, RunEvent, StepEvent
@@ -68,6 +71,22 @@ def test_a_filter_is_refused(changes, why):
 def test_a_filter_at_the_edge_of_what_is_allowed_is_made():
     assert filter_of(orders=(2.0, 2.0 * MAX_ORDER), run_delta=0.25e-5).run_delta == 0.25e-5
     assert filter_of(shares=(0.75, 0.0)).limit(2.0, 0.0) == -float("inf")
+
+
+def test_a_step_that_only_rounding_would_admit_does_not_fit():
+    """A third of the limit three times is a last digit more than the limit."""
+
+    class Thirds:
+        def step_costs(self, step, orders, *, committed):
+            return tuple(limit / 3.0 for limit in privacy._limits)
+
+        def pld_epsilon(self, run, delta):
+            return float("inf")
+
+    privacy = PrivacyFilter(BUDGET, (20.0,), (0.5,), 0.0, 0.0, Thirds())
+    assert privacy._limits[0] > 0.0
+    step = StepEvent(100, 100, (RowProjections(8, 4, 2.0),))
+    assert privacy.fits(privacy.zero(), RunEvent(step, steps=1)) == 2
 
 
 @pytest.mark.parametrize("tiny", [1e6, 3e4, 1e3])
@@ -139,6 +158,64 @@ def test_a_sum_that_fits_no_grid_is_refused_in_numbers():
         finest_exponent(most + 1.0, sigma=1.0)
 
 
+def test_the_width_of_a_sums_grid_is_the_least_that_holds_it():
+    """Int32 as long as a grid of 14 or finer fits, then int64, and beyond 2^52 steps nothing."""
+    narrow = 2.0**31 / 2.0**14 - 17.0
+    assert sum_grid(1.0, sigma=1.0) == (20, "int32")
+    assert sum_grid(narrow, sigma=1.0) == (14, "int32")
+    assert sum_grid(narrow + 2.0, sigma=1.0) == (20, "int64")
+    assert sum_grid(2.0**32 - 17.0, sigma=1.0) == (20, "int64")
+    with pytest.raises(InvalidValue, match=f"below {2**32 - 16}"):
+        sum_grid(2.0**32, sigma=1.0)
+
+
+@pytest.mark.parametrize(("weight", "square"), [(0.5, 4.125), (2.0, 2.0 + 8.0 + 0.125), (3.0, 2.0 + 18.0 + 0.5 / 9.0)])
+def test_the_sensitivity_of_scores_is_the_pages(weight, square):
+    """docs/privacy/score-statistics.md: 4 + beta of opposite gradients, or both together where beta is large."""
+    beta = weight**2
+    exact = max(4.0 + beta, square)
+    stated = sensitivity(count_weight=0.5, square_weight=weight, values=1)
+    assert stated == pytest.approx((0.5 + exact) ** 0.5 + 2.0**-20, rel=1e-8)
+
+
+def test_sums_of_many_records_are_those_of_their_parts():
+    """They are added in pieces of 16,384."""
+    generator = torch.Generator().manual_seed(3)
+    features = 0.3 * torch.randn(40_000, 2, generator=generator)
+    labels = np.arange(40_000) % C
+    whole, parts = (
+        sums.ClassSums(
+            classes=C, dimension=2, moments=True, bits=13, feature_map=None, device=torch.device("cpu")
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    whole.add(features, labels)
+    for start in range(0, 40_000, 5000):
+        parts.add(features[start : start + 5000], labels[start : start + 5000])
+    assert whole.sums[0].tolist() == [13334, 13333, 13333]
+    for one, other in zip(whole.sums, parts.sums, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 129, "a\0b", 5])
+def test_a_request_id_is_printable_and_short(wrong):
+    assert Request(client="team", request_id="x" * 128, digest="d" * 64).mark == ("team", "x" * 128)
+    with pytest.raises(InvalidValue, match="1 to 128 printable"):
+        Request(client="team", request_id=wrong, digest="d" * 64)
+
+
+@pytest.mark.parametrize(
+    "chain", [[(2, store.GENESIS)], [(1, "other")], [(1, store.GENESIS), (3, "hash 1")], [(1, store.GENESIS), (2, "x")]]
+)
+def test_a_ledger_whose_links_do_not_hold_is_not_opened(chain, monkeypatch):
+    entries = [SimpleNamespace(seq=seq, previous=before, hash=f"hash {seq}") for seq, before in chain]
+    monkeypatch.setattr(store, "read_entries", lambda _: entries)
+    ledger = object.__new__(store.Store)
+    ledger.location = "here"
+    with pytest.raises(LedgerCorrupt, match="does not follow"):
+        ledger._follow_the_chain(None)
+
+
 def broken(name, declared, *, records=N):
     facts = Facts(replace(FACTS.data, records=records), FACTS.model)
     return ALL_MECHANISMS[name].violations(declared, RunSize(records), facts, Limits())
@@ -185,10 +262,20 @@ def test_what_work_depends_on_is_the_graph_the_batch_and_the_declaration(name, d
     assert of.summary == mechanism.summary(declared, FACTS)
 
 
+def saturating_products(a, b):
+    """As of processors that add two products in 16 bits."""
+    pairs = a.int()[:, 0::2, None] * b.int()[None, 0::2] + a.int()[:, 1::2, None] * b.int()[None, 1::2]
+    return pairs.clamp(-(2**15), 2**15 - 1).sum(dim=1, dtype=torch.int32)
+
+
 def test_short_products_are_used_where_they_are_exact(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     sums.short_products.cache_clear()
     try:
+        assert not sums.short_products()
+        sums.short_products.cache_clear()
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+        monkeypatch.setattr(torch, "_int_mm", saturating_products)
         assert not sums.short_products()
     finally:
         sums.short_products.cache_clear()

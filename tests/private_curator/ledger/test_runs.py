@@ -292,6 +292,17 @@ class TestSteps:
         assert isinstance(begin(ledger, run), StoredReply)
 
 
+def test_what_was_found_is_told_once_a_failover_would_keep_it(ledger, open_run, answer, monkeypatch):
+    run = open_run(ledger)
+    stored = answer(ledger, run, "step")
+    settled = []
+    monkeypatch.setattr(ledger, "_settle", lambda: settled.append(True))
+    opened, asked, new = (Request(client="alice", request_id=name, digest=DIGEST) for name in ("open", "step", "new"))
+    assert (ledger.opened_run(new), ledger.stored_reply(new, run_id=run.run_id), settled) == (None, None, [])
+    assert (ledger.opened_run(opened).run_id, len(settled)) == (run.run_id, 1)
+    assert (ledger.stored_reply(asked, run_id=run.run_id), len(settled)) == (stored, 2)
+
+
 def test_only_one_process_computes_for_a_file(ledger, open_run, reopen):
     run = open_run(ledger)
     second = reopen()
