@@ -7,10 +7,10 @@
 The core is what stands in shared/core and private_curator/core, generated code aside. `cover` runs the tests of both
 folders that start no process, with coverage.py, one context a test. `run` draws mutants at random, a seed each time:
 one operator of Cosmic Ray (`pip install --require-hashes -r deploy/mutants.lock`) at one place of one file, in a copy
-of the tree, and runs the tests that reach the line, the fastest first, until one fails or two minutes of tests have
-passed: a mutant that none of them notices counts as a survivor. What changes nothing by form is not drawn: annotations
-and docstrings. A survivor is killed by a new test, or stands in benchmarks/mutants.toml with the reason why it is no
-fault; both are counted apart.
+of the tree, and runs the tests that reach the line, the fastest first, until one fails or half a minute of tests has
+passed: a mutant that none of them notices counts as a survivor. What changes nothing by form is not drawn: annotations,
+docstrings, and whether an argument may be given by its place. A survivor is killed by a new test, or stands in
+benchmarks/mutants.toml with the reason why it is no fault; both are counted apart.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import ast
 import compileall
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -43,13 +44,31 @@ from benchmarks import records
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ("shared/core", "private_curator/core")
-TESTS = ("tests/shared", "tests/private_curator")
+TESTS = (
+    *(
+        f"tests/shared/{part}"
+        for part in (
+            "kernels",
+            "ledger",
+            "mechanisms",
+            "privacy",
+            "protocol",
+            "steps",
+            "test_core_corners.py",
+            "test_core_values.py",
+            "test_errors.py",
+        )
+    ),
+    *(f"tests/private_curator/{part}" for part in ("ledger", "steps")),
+    "tests/public_client/methods/test_recalibrate.py",
+)
+LOOKING = "tests/shared/test_core_values.py"
 WITHOUT = "not containers and not end_to_end and not exhaustive and not statistical"
 RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 COVERED = "covered.json"
 NO_FAULT = Path(__file__).with_name("mutants.toml")
-_ENOUGH_S = 120.0  # of tests, by the time that they took unchanged
-_PATIENCE = 10.0  # times as long as unchanged, and half a minute, until a mutant counts as endless
+_STAGES_S = (2.0, 30.0)  # of tests, by the time that they took unchanged; what the first finds costs no second
+_PATIENCE = 5.0  # times as long as unchanged, and a quarter of a minute, until a mutant counts as endless
 _PARTS = (
     "benchmarks",
     "deploy",
@@ -62,7 +81,12 @@ _PARTS = (
     "shared",
     "tests",
 )
-_PRELOADED = ("torch", "torch.func", "scipy.stats", "scipy.optimize", "grpc", "pytest", "hypothesis", "cryptography")
+_PRELOADED = (
+    "torch", "torch.func", "scipy.stats", "scipy.optimize", "scipy.signal", "sklearn.datasets", "grpc",
+    "google.protobuf.message", "sqlite3", "cryptography.x509", "autodp.rdp_acct", "prometheus_client", "mpmath", "yaml",
+    "pytest", "pytest_timeout", "hypothesis.extra.numpy",
+)  # fmt: skip
+_PLUGINS = ("-p", "pytest_timeout", "--assert", "plain")  # others, and the writing of assertions anew, only take time
 
 
 def core_files() -> list[str]:
@@ -100,64 +124,81 @@ class Covered:
         return cls(lines, **content)
 
     def reaching(self, file: str, line: int) -> list[int]:
-        """Tests that run a line; of a line that runs at import, those that run any of the file. The fastest first."""
+        """Tests that run a line; of a line that runs at import, those that run any of the file, or look at all files.
+
+        The fastest come first.
+        """
         own = self.tests.get(file, {})
-        tests_there = own.get(line) or {test for tests in own.values() for test in tests}
+        tests_there = own.get(line)
+        if not tests_there:
+            looking = {test for test, name in enumerate(self.names) if name.startswith(LOOKING)}
+            tests_there = looking | {test for tests in own.values() for test in tests}
         return sorted(tests_there, key=lambda test: self.seconds[test])
 
 
 class _Contexts:
-    """A plugin of pytest: one context for each test function, and how long it takes."""
+    """A plugin of pytest: one context for each test function, how long it takes, and which do not pass unchanged."""
 
     def __init__(self, coverage: Any) -> None:
         self.coverage = coverage
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
 
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:  # noqa: ARG002 - pytest's names
         self.coverage.switch_context(nodeid.partition("[")[0])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.seconds[report.nodeid.partition("[")[0]] += report.duration
+        name = report.nodeid.partition("[")[0]
+        self.seconds[name] += report.duration
+        if report.failed:
+            self.failed.add(name)
 
 
-def cover(path: Path) -> None:
-    """Runs the tests of the core once and writes what they reach."""
+def cover(path: Path, tests: Sequence[str] = ()) -> None:
+    """Runs the tests of the core, and writes what they reach; some of them alone add to what is there."""
     import pytest
     from coverage import Coverage
 
-    with tempfile.TemporaryDirectory() as folder:
-        measured = Coverage(
-            data_file=str(Path(folder) / "coverage"), branch=True, source=[str(ROOT / each) for each in CORE],
-            omit=["*_pb2*"], config_file=False,
-        )  # fmt: skip
-        contexts = _Contexts(measured)
-        measured.start()
-        status = pytest.main(["-q", "-m", WITHOUT, "-p", "no:cacheprovider", *TESTS], plugins=[contexts])
-        measured.stop()
-        if status != 0:
-            raise SystemExit(f"the tests do not pass unchanged (status {int(status)}): nothing can be said of mutants")
-        data = measured.get_data()
-        names = sorted(contexts.seconds)
-        numbers = {name: number for number, name in enumerate(names)}
-        tests, missing, counted = {}, {}, Counter[str]()
-        for file in core_files():
-            by_line = data.contexts_by_lineno(str(ROOT / file))
-            reached = {line: [numbers[name] for name in own if name in numbers] for line, own in by_line.items()}
-            tests[file] = {line: own for line, own in reached.items() if own}
-            analysis = measured._analyze(str(ROOT / file))
-            counted.update(
-                all=analysis.numbers.n_statements + analysis.numbers.n_branches,
-                reached=analysis.numbers.n_executed + analysis.numbers.n_executed_branches,
-            )
-            branches = analysis.missing_branch_arcs()
-            lost = [str(line) for line in sorted(analysis.missing)]
-            lost += [
-                f"{line} to {end}" for line, ends in sorted(branches.items()) for end in ends if str(line) not in lost
-            ]
-            if lost:
-                missing[file] = lost
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"tests": tests, "names": names, "seconds": [round(contexts.seconds[name], 3) for name in names]}
+    measured = Coverage(
+        data_file=str(path.with_suffix(".coverage")), branch=True, source=[str(ROOT / each) for each in CORE],
+        omit=["*_pb2*"], config_file=False,
+    )  # fmt: skip
+    before: dict[str, float] = {}
+    if tests and path.exists():
+        measured.load()
+        there = Covered.read(path)
+        before = dict(zip(there.names, there.seconds, strict=True))
+    else:
+        measured.erase()
+    contexts = _Contexts(measured)
+    measured.start()
+    status = pytest.main(["-q", "-m", WITHOUT, "-p", "no:cacheprovider", *(tests or TESTS)], plugins=[contexts])
+    measured.stop()
+    measured.save()
+    if status > 1:
+        raise SystemExit(f"the tests cannot be run (status {int(status)}): nothing can be said of mutants")
+    for name in contexts.failed:  # golden bits, say, on another processor
+        print(f"does not pass unchanged, and judges no mutant: {name}")
+    seconds = {name: took for name, took in (before | contexts.seconds).items() if name not in contexts.failed}
+    numbers = {name: number for number, name in enumerate(sorted(seconds))}
+    reaching, missing, counted = {}, {}, Counter[str]()
+    data = measured.get_data()
+    for file in core_files():
+        by_line = data.contexts_by_lineno(str(ROOT / file))
+        reached = {line: [numbers[name] for name in own if name in numbers] for line, own in by_line.items()}
+        reaching[file] = {line: own for line, own in reached.items() if own}
+        analysis = measured._analyze(str(ROOT / file))
+        counted.update(
+            all=analysis.numbers.n_statements + analysis.numbers.n_branches,
+            reached=analysis.numbers.n_executed + analysis.numbers.n_executed_branches,
+        )
+        branches = analysis.missing_branch_arcs()
+        lost = [str(line) for line in sorted(analysis.missing)]
+        lost += [f"{line} to {end}" for line, ends in sorted(branches.items()) for end in ends if str(line) not in lost]
+        if lost:
+            missing[file] = lost
+    content = {"tests": reaching, "names": sorted(numbers), "seconds": [round(seconds[name], 3) for name in numbers]}
     content |= {"missing": missing, "share": counted["reached"] / counted["all"]}
     path.write_text(json.dumps(content), encoding="utf-8")
     print(f"{100 * content['share']:.2f}% of statements and branches; written to {path}")
@@ -214,9 +255,10 @@ class Place:
                 return None
         except SyntaxError:
             return None
-        lines = zip(code.splitlines(), mutated.splitlines(), strict=False)
-        line, (before, after) = next((n, pair) for n, pair in enumerate(lines, 1) if pair[0] != pair[1])
-        return Mutant(self.file, line, self.operator, self.occurrence, before.strip(), after.strip(), mutated)
+        old, new = ([line.strip() for line in text.splitlines()] for text in (code, mutated))
+        first = next(place for place, (own, other) in enumerate(zip(old, new, strict=False)) if own != other)
+        place = next(place for place in range(first, len(old)) if old[place])  # a decorator goes with its blank lines
+        return Mutant(self.file, place + 1, self.operator, self.occurrence, old[place], new[first], mutated)
 
 
 def places_of(file: str) -> Iterator[Place]:
@@ -238,12 +280,18 @@ def drawn(places: Sequence[Place], count: int, seed: int) -> list[Mutant]:
 
 
 def _computed(code: str) -> str:
-    """The program without what is never evaluated: annotations, docstrings, and blocks for type checkers."""
+    """The program without what computes nothing: annotations, docstrings, blocks for type checkers, `*` and `/`."""
 
     class Bare(ast.NodeTransformer):
         def visit_arg(self, node: ast.arg) -> ast.arg:
             node.annotation = None
             return node
+
+        def visit_arguments(self, node: ast.arguments) -> ast.arguments:
+            self.generic_visit(node)
+            names = [*node.posonlyargs, *node.args, *node.kwonlyargs]
+            defaults = [*node.defaults, *(each for each in node.kw_defaults if each)]
+            return ast.arguments([], names, node.vararg, [], [], node.kwarg, defaults)
 
         def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
             self.generic_visit(node)
@@ -305,6 +353,7 @@ class TestRunner:
     def __init__(self, folder: Path, *, path: Path) -> None:
         self.folder = folder
         environment = {"PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         self._server = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.mutants", "serve"], cwd=folder, env=os.environ | environment,
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -329,6 +378,7 @@ def serve() -> None:
         importlib.import_module(name)
     import pytest
 
+    gc.collect(), gc.freeze()
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         asked = json.loads(line)
@@ -339,9 +389,7 @@ def serve() -> None:
             os.dup2(silent, 1), os.dup2(silent, 2)
             status = 2
             try:
-                status = pytest.main(
-                    ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "", *asked["tests"]]
-                )
+                status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *_PLUGINS, "-m", "", *asked["tests"]])
             finally:
                 os._exit(int(status))
         print(json.dumps({"verdict": _ended(child, asked["seconds"])}), file=answers, flush=True)
@@ -363,19 +411,22 @@ def _ended(child: int, seconds: float) -> str:
 
 def judge(mutant: Mutant, covered: Covered, runners: SimpleQueue[TestRunner]) -> records.Row:
     """Whether the tests notice a mutant."""
-    chosen, spent = [], 0.0
-    for test in covered.reaching(mutant.file, mutant.line):
-        if chosen and spent + covered.seconds[test] > _ENOUGH_S:
-            break
-        chosen.append(covered.names[test])
-        spent += covered.seconds[test]
-    if not chosen:
-        return {"verdict": "not reached", "line": mutant.line, "tests": 0}
+    tests = covered.reaching(mutant.file, mutant.line)
+    verdict, begun = "not reached", 0
     runner = runners.get()
     try:
         with mutated(runner.folder, mutant):
-            verdict = runner.verdict(chosen, seconds=30.0 + _PATIENCE * spent)
-        return {"verdict": verdict, "line": mutant.line, "tests": len(chosen)}
+            for enough in _STAGES_S:
+                spent = itertools.accumulate(covered.seconds[test] for test in tests)
+                upto = max(begun + (enough == _STAGES_S[0]), sum(1 for each in spent if each <= enough))
+                if tests[begun:upto]:
+                    names, seconds = (
+                        [part[test] for test in tests[begun:upto]] for part in (covered.names, covered.seconds)
+                    )
+                    verdict, begun = runner.verdict(names, seconds=15.0 + _PATIENCE * sum(seconds)), upto
+                if verdict != "survived":
+                    break
+        return {"verdict": verdict, "line": mutant.line, "tests": begun}
     finally:
         runners.put(runner)
 
@@ -441,6 +492,7 @@ def main() -> None:
     parser.add_argument("action", choices=("cover", "run", "summary", "serve"))
     parser.add_argument("--sample", type=int, default=600, help="mutants of a seed")
     parser.add_argument("--only", nargs="+", default=(), help="files that begin so")
+    parser.add_argument("--tests", nargs="+", default=(), help="cover: these alone, beside what is there")
     parser.add_argument("--processes", type=int, default=2, help="that run tests side by side")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     records.options(parser, RESULTS, seeds=(0,))
@@ -448,7 +500,7 @@ def main() -> None:
     if arguments.action == "serve":
         serve()
     elif arguments.action == "cover":
-        cover(arguments.results or records.MEASURED / COVERED)
+        cover(arguments.results or records.MEASURED / COVERED, arguments.tests)
     elif arguments.action == "run":
         run(arguments)
     else:

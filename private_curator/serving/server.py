@@ -7,11 +7,10 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from types import FrameType
 
 import grpc
 import torch
@@ -61,6 +60,8 @@ _LINE_PER_THREAD = 8
 
 Of one client half of them wait, so that another finds a place. Each has a thread of the system, which sleeps.
 """
+_ABORTED_WITHIN_S = 10.0
+"""Of the end of the grace: gRPC then ends what is still under way, and need not be believed to do so."""
 
 _log = logging.getLogger(__name__)
 
@@ -263,8 +264,8 @@ class CuratorServer:
         self._health.enter_graceful_shutdown()
         if self._started:
             self._home.address.unlink(missing_ok=True)
-        self._server.stop(self._settings.listen.shutdown_seconds).wait()
-        finished = self._pipeline.idle()
+        grace = self._settings.listen.shutdown_seconds
+        finished = self._server.stop(grace).wait(grace + _ABORTED_WITHIN_S) and self._pipeline.idle()
         self._opened.close()
         return finished
 
@@ -320,19 +321,17 @@ def serve(home: HomeDirectory, settings: CuratorSettings, *, ledger: Ledger) -> 
 
 def run_until_signal(server: CuratorServer) -> None:
     """Starts the server, prints one line when it is ready, and stops it on SIGTERM or SIGINT."""
-    stopping = threading.Event()
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        _log.info("%s: finishing running steps", signal.Signals(number).name)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    awakened, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno())  # a signal may arrive at any thread, and would leave this one asleep
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: None)
     os.umask(SAFE_UMASK)
     address = server.start()
     sys.stdout.write(f"{server.announcement(address)}\n")
     sys.stdout.flush()
-    stopping.wait()
+    (number,) = awakened.recv(1)
+    _log.info("%s: finishing running steps", signal.Signals(number).name)
     if not server.stop():
         _log.warning("a step did not finish in time; its request may be repeated after a restart")
         sys.stderr.flush()

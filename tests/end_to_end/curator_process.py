@@ -105,6 +105,7 @@ class CuratorProcess:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "DPSWD_CURATOR_COMPUTE__ISOLATION": self.isolation,
+            "PYTHONFAULTHANDLER": "1",
             "DPSWD_CURATOR_CLIENTS__PUBLISHED_MECHANISMS": "true",
             **self.environment,
         }
@@ -126,7 +127,12 @@ class CuratorProcess:
     def ended(self) -> int:
         """Waits for the process to end by itself."""
         assert self.process is not None
-        status = self.process.wait(timeout=60)
+        try:
+            status = self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # its threads' stacks are in the log
+            self.process.wait(timeout=60)
+            raise AssertionError(f"the curator did not end:\n{self.log.read_text()[-20000:]}") from None
         self.process = None
         return status
 

@@ -125,7 +125,7 @@ def _channel(hospital, *, ca: bytes, certificate: bytes | None = None, key: byte
 
 def _call(channel):
     with channel:
-        return pb_grpc.CuratorServiceStub(channel).Describe(pb.DescribeRequest(), timeout=5)
+        return pb_grpc.CuratorServiceStub(channel).Describe(pb.DescribeRequest(), timeout=60)
 
 
 def test_without_a_certificate_of_this_curator_nobody_is_heard(hospital, tmp_path):
@@ -193,7 +193,7 @@ def test_the_health_service_answers(hospital):
     with _channel(hospital, ca=ca, certificate=certificate, key=key) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="dpswd.curator.v1.CuratorService")
-        assert stub.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+        assert stub.Check(request, timeout=60).status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_freezing_stops_releases_at_once_and_unfreezing_resumes_them(hospital, curator):

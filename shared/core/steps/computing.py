@@ -36,7 +36,7 @@ class Labels(Protocol):
         """(b,) class numbers of these records."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SecretSample:
     """A `Sample` of all records, with labels or None; private.
 

@@ -47,7 +47,7 @@ def serving(home, listening, announce=lambda _: None):
 
 def answered(where: socket.socket, request: str) -> str:
     with where:
-        where.settimeout(10)
+        where.settimeout(60)
         where.sendall(request.encode("latin-1"))
         parts = []
         with contextlib.suppress(ConnectionError):
@@ -269,7 +269,7 @@ def test_the_door_of_the_containers_carries_bytes_to_the_socket(home, tmp_path):
             assert " 421 " in answered(where, f"GET / HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n")
     finally:
         door.terminate()
-        assert door.wait(timeout=10) == 0
+        assert door.wait(timeout=60) == 0
 
 
 def test_the_door_waits_for_a_console_whose_queue_is_full(tmp_path):
@@ -294,7 +294,7 @@ def test_the_door_waits_for_a_console_whose_queue_is_full(tmp_path):
                     assert where.recv(5) == b"heard"
         finally:
             door.terminate()
-            assert door.wait(timeout=10) == 0
+            assert door.wait(timeout=60) == 0
 
 
 def reached(port: int) -> socket.socket:

@@ -266,6 +266,14 @@ class TestSteps:
             ledger.finish_step(second, reply=b"twice", audit={})
         assert begin(ledger, run) == stored
 
+    def test_a_run_that_was_closed_meanwhile_stores_nothing(self, ledger, open_run):
+        run = open_run(ledger)
+        grant = begin(ledger, run)
+        assert ledger.prune_replies(run.run_id, reason="a test") == 0
+        with pytest.raises(RunFinished, match="closed this run"):
+            ledger.finish_step(grant, reply=b"late", audit={})
+        assert ledger.status().steps_used == 1
+
     def test_an_audit_record_that_is_no_json_ends_the_grant(self, ledger, open_run):
         run = open_run(ledger)
         with pytest.raises(InvalidValue):

@@ -167,7 +167,7 @@ def _call(sites, directory, *, certificate=True, authority=None, name_override=N
     )
     options = [] if name_override is None else [("grpc.ssl_target_name_override", name_override)]
     with grpc.secure_channel(sites.address, credentials, options=options) as channel:
-        return pb_grpc.CuratorServiceStub(channel).Describe(pb.DescribeRequest(), timeout=5)
+        return pb_grpc.CuratorServiceStub(channel).Describe(pb.DescribeRequest(), timeout=60)
 
 
 def test_wrong_name_wrong_authority_none_and_unknown(live):

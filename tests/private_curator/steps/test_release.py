@@ -222,6 +222,19 @@ def test_how_often_a_step_may_fail_is_bounded(make_hospital, module):
     assert _attempts_written(hospital) == [2]  # a step that is given up writes nothing more
 
 
+def test_why_a_worker_was_stopped_reaches_the_client(make_hospital, module, monkeypatch):
+    """Those words are made of settings; other errors from inside do not travel."""
+    hospital = make_hospital(RECORDS)
+    run, parameters = _run(hospital, module, _rows())
+
+    def stopped(_):
+        raise ExtractionStopped("it took longer than 3 s")
+
+    monkeypatch.setattr(hospital.pipeline.evaluator, "session", stopped)
+    with pytest.raises(ExtractionStopped, match="3 s"):
+        hospital.step(run, parameters)
+
+
 def _attempts_written(hospital):
     return [entry.payload["attempt"] for entry in hospital.ledger.history() if entry.kind == "step-resumed"]
 

@@ -66,6 +66,7 @@ def test_not_a_number_costs_only_its_own_row(device: torch.device, generator: to
         (torch.zeros(3, 2, dtype=torch.int64), 0.5),
         (torch.zeros(3, 2), 0.0),
         (torch.zeros(3, 2), float("nan")),
+        (torch.zeros(3, 2), float("inf")),
     ],
 )
 def test_unclear_requests_are_refused(records: torch.Tensor, max_norm: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from conformance_attack import Bench, Labelled
 from conformance_cases import CASES, CLASSES, INPUTS, RECORDS, Case
 
 from dpswd.shared.accounting.costs import step_costs
+from dpswd.shared.core.mechanisms.interface import Limits, RunSize
 from dpswd.shared.core.privacy.events import StepEvent
+from dpswd.shared.core.wire.limits import FRAMING_BYTES
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.seeded_noise import SeededNoise
 
@@ -29,6 +32,7 @@ GOLDEN = Path(__file__).with_name("golden.json")
 ORDERS = (1.5, 4.0, 32.0)
 SEEDS = 3
 PROJECTIONS = 8
+NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 EVENTS = 40
 """For each case: about 500 in all."""
 
@@ -64,6 +68,16 @@ def costs(case: Case) -> list[float]:
     return numbers
 
 
+def stated(case: Case) -> list[str]:
+    """What a case declares: its parts, what it says of itself, and what it is refused under narrow limits."""
+    bench = Bench(ALL_MECHANISMS[case.declared[0]], case, records=RECORDS)
+    lines = [bench.mechanism.summary(case.declaration, bench.facts), *map(repr, bench.parts(case.batch))]
+    for room in (0, 1, 100, 400, 3000):
+        limits = Limits(max_message_bytes=FRAMING_BYTES + room, max_sample_values=room, max_gradient_values=room)
+        lines += map(repr, bench.mechanism.violations(case.declaration, RunSize(case.batch), bench.facts, limits))
+    return lines
+
+
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -77,6 +91,14 @@ def test_replies_are_the_same(case):
 
 
 @by_case
+def test_what_is_declared_is_stated_and_limited_alike(case):
+    for line, golden in zip(stated(case), json.loads(GOLDEN.read_text())[case.name]["stated"], strict=True):
+        numbers, others = NUMBER.findall(line), NUMBER.findall(golden)
+        assert NUMBER.sub("", line) == NUMBER.sub("", golden)
+        assert np.allclose([float(one) for one in numbers], [float(one) for one in others], rtol=1e-12, atol=0.0)
+
+
+@by_case
 @pytest.mark.long
 def test_events_cost_the_same(case):
     """To 1e-12: what another processor's vector unit may change."""
@@ -86,5 +108,8 @@ def test_events_cost_the_same(case):
 
 
 if __name__ == "__main__":
-    golden = {case.name: {"replies": replies(case), "costs": [str(cost) for cost in costs(case)]} for case in CASES}
+    golden = {
+        case.name: {"replies": replies(case), "stated": stated(case), "costs": [str(cost) for cost in costs(case)]}
+        for case in CASES
+    }
     GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")

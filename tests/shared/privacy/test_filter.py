@@ -27,7 +27,7 @@ from dpswd.shared.core.privacy.events import (
     SanitizedGradient,
     StepEvent,
 )
-from dpswd.shared.core.privacy.filter import PrivacyFilter
+from dpswd.shared.core.privacy.filter import _INEXACT, MAX_ORDER, PrivacyFilter, _up
 
 DELTA = 1e-5
 
@@ -240,6 +240,39 @@ def test_sums_of_a_filter_with_other_orders_are_refused() -> None:
     assert len(one.orders) != len(other.orders)
     with pytest.raises(InvalidValue, match="other orders"):
         one.admit(other.zero(), one.price(rows(6.0)))
+    longer, shorter = sorted((one, other), key=lambda each: -len(each.orders))
+    for own, price in ((longer, shorter.price(rows(6.0))), (shorter, longer.price(rows(6.0)))):
+        with pytest.raises(InvalidValue, match="other orders"):
+            own.add(own.zero(), price)
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.5 * MAX_ORDER])
+def test_an_order_outside_of_renyi_s_is_refused(order: float) -> None:
+    budget = PrivacyBudget(1.0, DELTA)
+    with pytest.raises(InvalidValue, match=rf"orders must be above 1 and at most {2.0 * MAX_ORDER:g}$"):
+        PrivacyFilter(budget, (order,), (0.5,), 0.0, 0.0, PRICING)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 100.0])
+def test_a_lane_s_limit_is_rounded_down_by_more_than_its_arithmetic_can_err(epsilon: float) -> None:
+    budget = PrivacyBudget(epsilon, 1e-30)
+    lane = PrivacyFilter(budget, (1.5,), (0.5,), 0.0, 0.0, PRICING)
+    gain = (math.log(0.5e-30) + math.log(1.5)) / 0.5
+    exact = epsilon - math.log1p(-1.0 / 1.5) + gain
+    assert exact - lane.limit(1.5, 0.5) == pytest.approx(_INEXACT * (epsilon + abs(gain) + 1.0), rel=0.01)
+
+
+def test_only_what_was_lost_is_rounded_up() -> None:
+    assert _up(0.0) == 0.0
+    assert _up(1.0) == 1.0 + 2.0**-52
+
+
+def test_the_lane_of_infinity_admits_all_of_its_epsilon() -> None:
+    lane = PrivacyFilter(PrivacyBudget(1.0, DELTA), (2.0,), (0.0,), 0.9, 0.0, PRICING)
+    spent = lane.admit(lane.zero(), Price((1e9,), 1.0, 0.0))
+    assert lane.epsilon(spent) == 1.0
+    with pytest.raises(BudgetExhausted):
+        lane.admit(spent, Price((0.0,), math.nextafter(0.0, 1.0), 0.0))
 
 
 FILTER = filter_for(PrivacyBudget(1.0, DELTA), plan=rows(60.0))

@@ -38,7 +38,7 @@ def failed_call(handler):
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/test.Service/Call")(b"", timeout=10)
+                channel.unary_unary("/test.Service/Call")(b"", timeout=60)
             return caught.value
     finally:
         server.stop(None)

@@ -24,6 +24,17 @@ def vector(outputs, label, scale, *, count_weight, square_weight):
     return np.concatenate([count_weight * count, gradient.ravel(), square_weight * square.ravel()])
 
 
+def test_outputs_that_are_no_numbers_count_as_zero():
+    """So that a record whose score overflows is worth no more than another."""
+    made = []
+    for bad in (0.0, math.nan, math.inf, -math.inf):
+        sums = ScoreSums(classes=2, scale=np.full(3, 10.0), correction=np.zeros((2, 3)))
+        sums.add(torch.tensor([[0.5, bad, 0.3, -0.2], [bad, 0.1, -0.4, 0.6]]), np.array([0, 1]))
+        made.append(sums.sums)
+    for own in made[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(own, made[0], strict=True))
+
+
 @pytest.mark.parametrize(("classes", "beta"), list(itertools.product((2, 3), BETAS)))
 def test_no_pair_of_records_is_further_apart_than_is_said(classes, beta):
     """Climbs from random pairs; with two classes the furthest one is found."""

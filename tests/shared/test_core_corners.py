@@ -1,0 +1,275 @@
+"""Lines of the core that nothing else comes by: what it refuses, and what it says of itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dpswd.private_curator.core.ledger import sqlite, store
+from dpswd.shared.accounting.pricing import PRICING, filter_for
+from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt, LedgerUnavailable, RequestInvalid
+from dpswd.shared.core.mechanisms.class_statistics import sums
+from dpswd.shared.core.mechanisms.declared import Declared
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize
+from dpswd.shared.core.mechanisms.linear import LinearRun, Shard
+from dpswd.shared.core.mechanisms.score_statistics.mechanism import Scored, ScoresDeclaration, ScoresReply
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
+from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.noise.noise import GridArray, finest_exponent
+from dpswd.shared.core.privacy import bracket
+from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.events import MAX_STEPS, RowProjections, RunEvent, StepEvent
+from dpswd.shared.core.privacy.filter import MAX_ORDER, PrivacyFilter
+from dpswd.shared.core.privacy.filter_json import MAX_TEXT_LENGTH, load
+from dpswd.shared.core.wire.payloads import Wire, floats
+from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+
+N, C, D = 30, 3, 5
+FACTS = Facts(DataSetFacts(N, (4,), C), ModelFacts((4,), D, {"weight": (D, 4), "bias": (D,)}))
+BUDGET = PrivacyBudget(1.0, 1e-5)
+SCORES = ScoresDeclaration(C, 0.5, 2.0, 1.0, np.ones(1 + D - C, dtype=np.float32))
+SUMS = SumsDeclaration(1.0, ("weight",))
+
+
+def filter_of(**changes):
+    values = {"orders": (2.0, 4.0), "shares": (0.5, 0.25), "infinity_share": 0.25, "run_delta": 0.0} | changes
+    return PrivacyFilter(BUDGET, pricing=PRICING, **values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"orders": (2.0,)}, "same length"),
+        ({"orders": (), "shares": ()}, "at least 1"),
+        ({"orders": (1.0, 4.0)}, "above 1"),
+        ({"orders": (2.0, 2.0 * MAX_ORDER + 1.0)}, "at most 8192"),
+        ({"orders": (4.0, 2.0)}, "increase"),
+        ({"orders": (2.0, 2.0)}, "increase"),
+        ({"shares": (-0.1, 0.5)}, "from 0 to below 1"),
+        ({"shares": (1.0, 0.0), "infinity_share": 0.0}, "from 0 to below 1"),
+        ({"infinity_share": -0.1}, "from 0 to below 1"),
+        ({"infinity_share": 0.26}, "use delta only once"),
+        ({"run_delta": -1e-9}, "run_delta"),
+        ({"run_delta": 0.26e-5}, "run_delta"),
+    ],
+)
+def test_a_filter_is_refused(changes, why):
+    with pytest.raises(InvalidValue, match=why):
+        filter_of(**changes)
+
+
+def test_a_filter_at_the_edge_of_what_is_allowed_is_made():
+    assert filter_of(orders=(2.0, 2.0 * MAX_ORDER), run_delta=0.25e-5).run_delta == 0.25e-5
+    assert filter_of(shares=(0.75, 0.0)).limit(2.0, 0.0) == -float("inf")
+
+
+@pytest.mark.parametrize("tiny", [1e6, 3e4, 1e3])
+def test_the_lane_of_infinity_fits_as_many_steps_as_it_admits(tiny):
+    """The answer is admitted, and one more is not, or is beyond what a run may have."""
+    step = StepEvent(7438, 128, (RowProjections(784, 200, tiny),))
+    privacy = filter_for(PrivacyBudget(0.5, 1e-5), plan=RunEvent(step, steps=1000))
+    most = privacy.fits(privacy.zero(), RunEvent(step, steps=1))
+    assert 0 < most <= MAX_STEPS
+    privacy.admit(privacy.zero(), privacy.price(RunEvent(step, steps=most)))
+    if most < MAX_STEPS:
+        with pytest.raises(BudgetExhausted):
+            privacy.admit(privacy.zero(), privacy.price(RunEvent(step, steps=most + 1)))
+
+
+def test_a_filters_text_is_text_of_a_bounded_length():
+    for wrong in (b"{}", " " * (MAX_TEXT_LENGTH + 1)):
+        with pytest.raises(InvalidValue, match="at most 100000"):
+            load(wrong, "filter", ())
+    with pytest.raises(InvalidValue, match="not JSON"):
+        load(" " * MAX_TEXT_LENGTH, "filter", ())
+
+
+def test_floats_travel_whole_and_shapes_are_held():
+    with pytest.raises(RequestInvalid, match="7 bytes"):
+        floats(bytes(7), field="weights")
+    Wire().check((1, 2, 3), field="any")
+    with pytest.raises(RequestInvalid, match="needed is"):
+        Wire(shape=("d", "d")).check((2, 3), field="square")
+
+
+def test_the_bracket_counts_nothing_below_order_two():
+    """At orders from 1 to 2 a sampled step's lower bound interpolates from the cumulant 0 of order 1."""
+    step = StepEvent(1000, 100, (RowProjections(8, 4, 2.0),))
+    low, high = bracket.lower_costs(step, np.array([1.5, 2.0]))
+    assert 0.0 <= low <= high
+    assert bracket._log_kummer(5, 0.0) == 0.0
+
+
+def test_directions_of_a_reply_are_those_of_its_seed():
+    values = GridArray(np.zeros((6, 4), dtype=np.int16), 0.1, "int16")
+    drawn = SlicedReply(bytes(range(32)), values).directions(torch.zeros(2, D, dtype=torch.float64))
+    assert drawn.dtype == torch.float64
+    assert torch.equal(drawn, directions(bytes(range(32)), D, 4).double())
+
+
+def test_evaluations_say_what_they_release():
+    said = ALL_MECHANISMS["evaluation"].summary
+    one = EvaluationDeclaration(C, 1.0, partly_labelled=True)
+    assert said(one, FACTS) == "noised counts: the numbers of correct and of wrong predictions"
+    assert said(replace(one, models=2), FACTS) == (
+        "noised counts: the number of correct predictions of each of 2 models, the number of labelled records"
+    )
+    assert said(EvaluationDeclaration(C, 1.0, 1.0, 4, 1.0), FACTS) == (
+        "noised counts: the number of correct predictions, 3 x 3 counts, 4 bins of confidences"
+    )
+
+
+@pytest.mark.parametrize(("features", "labels"), [((2, C), (3,)), ((3, C), (2,)), ((3, C - 1), (3,)), ((3, C), (3, 1))])
+def test_scores_and_labels_of_other_shapes_are_not_counted(features, labels):
+    with pytest.raises(InvalidValue, match=r"needed: \(m, 3\)"):
+        EvaluationCounter(classes=C).add(torch.zeros(features), np.zeros(labels, dtype=np.int64))
+
+
+def test_a_sum_that_fits_no_grid_is_refused_in_numbers():
+    most = 2.0**20 - 17
+    assert finest_exponent(most - 1.0, sigma=1.0) == 11
+    with pytest.raises(InvalidValue, match=f"below {most:.0f}: use more noise"):
+        finest_exponent(most + 1.0, sigma=1.0)
+
+
+def broken(name, declared, *, records=N):
+    facts = Facts(replace(FACTS.data, records=records), FACTS.model)
+    return ALL_MECHANISMS[name].violations(declared, RunSize(records), facts, Limits())
+
+
+def test_sums_that_no_grid_holds_are_refused():
+    assert not broken("feature_sums", SUMS)
+    ((field, why),) = broken("feature_sums", replace(SUMS, sigma=1e-9))
+    assert (field, "sigma" in why) == ("declaration.sigma", True)
+    assert ("parameters.batch_size", "at most") in [
+        (field, "at most" if "at most" in why else why) for field, why in broken("feature_sums", SUMS, records=2**40)
+    ]
+
+
+def test_scores_that_no_grid_holds_are_refused():
+    assert not broken("score_statistics", SCORES)
+    assert [field for field, _ in broken("score_statistics", replace(SCORES, sigma=1e-9))] == ["declaration.sigma"]
+    few = Facts(FACTS.data, ModelFacts((4,), C - 1, {}))
+    ((field, _),) = ALL_MECHANISMS["score_statistics"].violations(SCORES, RunSize(N), few, Limits())
+    assert field == "parameters.graph_digest"
+
+
+def test_a_reply_of_another_length_is_no_reply_of_the_run():
+    values = GridArray(np.zeros(SCORES.values + 1, dtype=np.int32), 0.1, "int32")
+    with pytest.raises(InvalidValue, match=f"releases {SCORES.values}"):
+        Scored.of(ScoresReply(values), SCORES)
+
+
+@pytest.mark.parametrize(("name", "declared"), [("score_statistics", SCORES), ("feature_sums", SUMS)])
+def test_of_no_records_the_sum_is_zero(name, declared):
+    run = LinearRun(ALL_MECHANISMS[name], declared, FACTS)
+    empty = run.accumulator(torch.device("cpu")).sums
+    assert not any(np.asarray(part).any() for part in empty)
+    shard = run.mechanism.summed(declared, FACTS, Shard(0, 0), None, None, torch.device("cpu"))
+    for one, other in zip(shard.sums, empty, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "declared"), [("rows", SlicedDeclaration(20, 1.0)), ("score_statistics", SCORES)])
+def test_what_work_depends_on_is_the_graph_the_batch_and_the_declaration(name, declared):
+    mechanism = ALL_MECHANISMS[name]
+    of = Declared(mechanism, declared, RunSize(24, 3), FACTS, "graph")
+    assert of.work == ("graph", 24, name, *mechanism.work(declared))
+    assert of.summary == mechanism.summary(declared, FACTS)
+
+
+def test_short_products_are_used_where_they_are_exact(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    sums.short_products.cache_clear()
+    try:
+        assert not sums.short_products()
+    finally:
+        sums.short_products.cache_clear()
+
+
+def test_an_error_of_sqlite_without_a_code_is_of_a_closed_file(tmp_path):
+    error = sqlite.translate(sqlite3.ProgrammingError("Cannot operate on a closed database."), tmp_path, asked=True)
+    assert isinstance(error, LedgerUnavailable)
+    assert "is closed" in str(error)
+
+
+def test_a_lock_that_cannot_be_opened_spends_nothing(tmp_path):
+    with (
+        pytest.raises(LedgerUnavailable, match="cannot be opened: No such file"),
+        sqlite.file_lock(tmp_path / "nowhere" / "lock", timeout_s=0.0, held_by="another"),
+    ):
+        pytest.fail("it was held")
+
+
+class Unruly:
+    """A connection of SQLite's that answers otherwise, as a file system without shared memory or a dead disk would."""
+
+    in_transaction = True
+
+    def __init__(self, answer=None):
+        self.answer, self.closed = answer, False
+
+    def execute(self, _):
+        if self.answer is None:
+            raise sqlite3.OperationalError("disk I/O error")
+        return self
+
+    def fetchone(self):
+        return self.answer
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def database(tmp_path, monkeypatch):
+    """Of a ledger file, without its tables."""
+    monkeypatch.setattr(sqlite.sqlite_tables, "check", lambda connection: None)
+    sqlite3.connect(tmp_path / "ledger").close()
+    (tmp_path / "ledger").touch()
+    made = sqlite.SqliteDatabase(tmp_path / "ledger")
+    yield made
+    made.close()
+
+
+def test_a_file_system_without_sqlites_log_is_refused(database):
+    with pytest.raises(LedgerUnavailable, match="mode 'delete'"):
+        database._prepare(Unruly(("delete",)))
+
+
+def test_where_nothing_can_be_rolled_back_the_connection_is_closed(database):
+    quiet, dead = Unruly(("ok",)), Unruly()
+    database._rollback(quiet)
+    assert not quiet.closed
+    before, database._connection = database._connection, dead
+    before.close()
+    database._rollback(dead)
+    assert dead.closed
+    assert database._connection is None
+    dead.in_transaction = False
+    database._rollback(dead)  # nothing to roll back: nothing is asked
+    with database.read() as connection:  # and the next one opens it anew
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_another_process_opens_the_ledger_itself(database, monkeypatch):
+    monkeypatch.setattr(database, "_pid", database._pid + 1)
+    with pytest.raises(LedgerUnavailable, match="forked"), database.read():
+        pytest.fail("it was read")
+    monkeypatch.undo()
+
+
+def test_entries_that_are_missing_or_misfiled_are_corruption():
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE entries (seq INTEGER, kind TEXT, statement BLOB, signature BLOB)")
+    with pytest.raises(LedgerCorrupt, match="entry 3 is missing"):
+        store.entry_row(connection, 3)
+    with pytest.raises(LedgerCorrupt, match="not readable"):
+        store.parsed_entry("run-opened", b"nothing", b"")
