@@ -86,32 +86,29 @@ class Design:
     Attributes:
         classes: C of the labels; 0 where there are none.
         kinds: of these classes the canaries have the first so many, in turn.
-        records: (m, w) of coins (m,).
+        groups: so many canaries share a coordinate (`units`).
         declaration: of a noise sigma.
         request: of the step.
         means: of coins, declaration and reply: (1 + B, D), the blocks of the released values without noise, f first.
         arrays: of the reply, those that are noised.
+        records: (m, w) of coins (m,), where they are not `units`.
     """
 
     classes: int
     kinds: int
-    records: Callable[[Tensor], Tensor]
+    groups: int
     declaration: Callable[[float], Any]
     request: Any
     means: Callable[[Tensor, Any, Any], Tensor]
     arrays: Callable[[Any], list[Any]] = lambda reply: [reply.sum]
-
-    @property
-    def labels(self) -> Tensor:
-        """(m,): in turn."""
-        return torch.arange(CANARIES) % max(1, self.kinds)
+    records: Callable[[Tensor], Tensor] | None = None
 
 
 def _sums() -> Design:
     def means(coins: Tensor, _: Any, __: Any) -> Tensor:
         return RECORD_NORM * units(coins).sum(dim=0, keepdim=True)
 
-    return Design(0, 0, lambda coins: _LENGTH * units(coins), SumsDeclaration, SumsRequest(), means)
+    return Design(0, 1, 1, SumsDeclaration, SumsRequest(), means)
 
 
 def _quantiles(classes: int) -> Design:
@@ -130,10 +127,7 @@ def _quantiles(classes: int) -> Design:
         U = directions(reply.seed, rows.shape[1], declared.directions).double()
         return (clipped @ U).sum(dim=0, keepdim=True) / math.sqrt(len(coins))
 
-    def records(coins: Tensor) -> Tensor:
-        return _LENGTH * units(coins, few)
-
-    return Design(classes, classes, records, declaration, SlicedRequest(), means, lambda reply: [reply.values])
+    return Design(classes, max(1, classes), few, declaration, SlicedRequest(), means, lambda reply: [reply.values])
 
 
 def _class_statistics() -> Design:
@@ -150,10 +144,7 @@ def _class_statistics() -> Design:
         by_class = functional.pad(torch.stack([sums, counts]), (0, len(moments)))
         return torch.cat([by_class, functional.pad(moments, (len(sums), 0))[None]])
 
-    def records(coins: Tensor) -> Tensor:
-        return _LENGTH * units(coins, _CLASSES)
-
-    return Design(_CLASSES, _CLASSES, records, declaration, StatisticsRequest(), means)
+    return Design(_CLASSES, _CLASSES, _CLASSES, declaration, StatisticsRequest(), means)
 
 
 def _score_statistics() -> Design:
@@ -182,7 +173,7 @@ def _score_statistics() -> Design:
         return torch.cat([_LENGTH * units(coins, kinds), torch.zeros(len(coins), _CLASSES)], dim=1)
 
     request = ScoresRequest(np.zeros((_CLASSES, columns), dtype=np.float32))
-    return Design(_CLASSES, kinds, records, declaration, request, means)
+    return Design(_CLASSES, kinds, kinds, declaration, request, means, records=records)
 
 
 def _evaluation() -> Design:
@@ -201,11 +192,8 @@ def _evaluation() -> Design:
         confusion = _one_hot(torch.arange(len(coins)) % classes, classes).T @ chances(coins)
         return torch.cat([confusion.trace().reshape(1), confusion.reshape(-1)])[None]
 
-    def records(coins: Tensor) -> Tensor:
-        return _LENGTH * chances(coins)
-
     request, parts = EvaluationRequest(), lambda reply: [reply.correct, reply.confusion]
-    return Design(classes, classes, records, declaration, request, means, parts)
+    return Design(classes, classes, 1, declaration, request, means, parts, lambda coins: _LENGTH * chances(coins))
 
 
 DESIGNS: Mapping[str, Callable[[], Design]] = {
@@ -303,18 +291,20 @@ def one_run(name: str, *, epsilon: float, delta: float, seed: int) -> Reply:
     """
     design, mechanism, random = DESIGNS[name](), MECHANISMS[name], np.random.default_rng(seed)
     coins = torch.from_numpy(random.choice([-1.0, 1.0], CANARIES))
-    records = design.records(coins).float().numpy()
+    rows = _LENGTH * units(coins, design.groups) if design.records is None else design.records(coins)
+    records, labels = rows.float().numpy(), np.arange(CANARIES) % design.kinds
     shape = records.shape[1:]
     facts = Facts(DataSetFacts(CANARIES, shape, design.classes), ModelFacts(shape, shape[0], {}))
 
     def event(sigma: float) -> RunEvent:
         return Declared(mechanism, design.declaration(sigma), RunSize(CANARIES), facts).event
 
-    declaration = design.declaration(calibrate_sigma(event, epsilon=epsilon, delta=delta))
+    sigma = calibrate_sigma(event, epsilon=epsilon, delta=delta)
+    priced, declaration = event(sigma), design.declaration(sigma)
     described = mock_description(
         records=CANARIES, record_shape=shape, epsilon=MAX_EPSILON, delta=delta, classes=design.classes
     )
-    curator = MockCurator(described, randomness=random.bytes, labels=design.labels.numpy(), records=records)
+    curator = MockCurator(described, randomness=random.bytes, labels=labels, records=records)
     uploaded = Declarable.of(nn.Identity(), shape).uploaded(curator)
     digests = {"graph_digest": uploaded.graph_digest, "weights_digest": uploaded.weights_digest}
     run = curator.open_run(
@@ -322,7 +312,6 @@ def one_run(name: str, *, epsilon: float, delta: float, seed: int) -> Reply:
     )
     sent: StepRelease = curator.send(PendingStep(run.run_id, new_request_id(), design.request.to_bytes()))
     reply = mechanism.reply.from_bytes(sent.payload)
-    priced = event(declaration.sigma) if hasattr(declaration, "sigma") else event(declaration.confusion_sigma)
     arrays = [own.to_tensor(dtype=torch.float64).reshape(-1) for own in design.arrays(reply)]
     sigmas = torch.cat([torch.full_like(own, part.sigma) for own, part in zip(arrays, priced.step.parts, strict=True)])
     values = torch.cat(arrays) / sigmas
