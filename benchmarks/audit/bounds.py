@@ -12,7 +12,6 @@ lower bound (the idea of Nasr et al., USENIX Security 2023, with our own profile
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,15 +146,6 @@ def noise_bound(evidence: Evidence, scaled: Callable[[float], RunEvent], delta: 
         low, high = (low, middle) if possible(middle) else (middle, high)
     event = scaled(low)
     return pld.epsilon(event.step, event.steps, delta)
-
-
-def divided(event: RunEvent, factor: float) -> RunEvent:
-    """The same run with the noise, and its grid, of every part divided by a factor."""
-    parts = tuple(
-        dataclasses.replace(part, sigma=part.sigma / factor, grid_step=part.grid_step / factor)
-        for part in event.step.parts
-    )
-    return dataclasses.replace(event, step=dataclasses.replace(event.step, parts=parts))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dpswd.private_curator.core.steps import release
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.shared.core.mechanisms import rounded_features
 from dpswd.shared.core.mechanisms.interface import Step
+from dpswd.shared.core.mechanisms.score_statistics import sums as score_sums
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors, clip_records, neutralise
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, grid_step, release_finely
@@ -83,6 +84,17 @@ def _noise_quartered() -> Iterator[None]:
 
 
 @contextmanager
+def _noise_left_out() -> Iterator[None]:
+    """Every draw is 0 steps of the grid, or -1."""
+    with (
+        _noise_halved(),
+        mock.patch.object(HalvedNoise, "parts", 1 << 40),
+        mock.patch.object(HalvedSeededNoise, "parts", 1 << 40),
+    ):
+        yield
+
+
+@contextmanager
 def _clipped_for_additions() -> Iterator[None]:
     """Records clipped to norm 1 and gradients to 2C: the sensitivity then is the price's if a record is added."""
 
@@ -104,6 +116,7 @@ def _clipped_for_additions() -> Iterator[None]:
         mock.patch.object(rounded_features, "clip_factors", factors),
         mock.patch.object(clipped_sum, "release_gradient", gradient),
         mock.patch.object(sinkhorn, "sanitized", points),
+        mock.patch.object(score_sums, "_INSIDE", 2.0),
     ):
         yield
 
@@ -185,6 +198,7 @@ FAULTS: dict[str, Fault] = {
     FAULTLESS: Fault(_faultless),
     "noise halved": Fault(_noise_halved),
     "noise quartered": Fault(_noise_quartered),
+    "noise left out": Fault(_noise_left_out),
     "clipped for additions": Fault(
         _clipped_for_additions,
         (

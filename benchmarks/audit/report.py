@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.audit import canaries
 from benchmarks.audit.attacks import Attack
 from benchmarks.audit.faults import FAULTLESS
 from benchmarks.audit.trials import Finding
@@ -42,7 +43,9 @@ def page(findings: Mapping[str, Sequence[Finding]], attacks: Sequence[Attack], s
     cores, python = os.cpu_count(), platform.python_version()
     machine = f"{cores} CPUs ({platform.machine()}, shared with other work), Python {python}, torch {torch.__version__}"
     parts = [
-        head.format(where=where, delta=f"{setup.delta:g}", confidence=f"{100 * (1 - setup.alpha):g}"),
+        head.format(
+            canaries=canaries.page(), where=where, delta=f"{setup.delta:g}", confidence=f"{100 * (1 - setup.alpha):g}"
+        ),
         "## The attacks\n",
         _table(
             ("attack", "mechanism", "one trial", "n", "b", "T"),
@@ -129,7 +132,7 @@ rates. [Every mechanism](audit-mechanisms.md) is audited without a service.
 | refuted | a bound above the claim, or p below its part of the error; all rows of one curator together are right \
 with {confidence} % confidence |
 
-Nothing is seeded: another run gives other figures within that confidence. An audit proves faults, never their absence.
+Nothing is seeded: another run gives other figures within that confidence. It proves faults, never their absence.
 Honest bounds stay far below the claims: without any false positive among N trials no bound exceeds about log(N/7).
 """
 
@@ -138,6 +141,16 @@ _MOCK = """# Audit of every mechanism
 As [the live audit](audit.md), which explains columns and faults and has `rows`, `quantiles` and `gradient`; here the
 product's mechanisms, admission and charges run in the auditor's process, without service and ledger. Epsilon at
 delta = {delta}; all rows of one curator together are right with {confidence} % confidence.
+
+## Canaries in one run
+
+What one release of 2,000 canaries at epsilon 1 and delta 1e-5 proves, each put to one of two places by a coin; mean
+(least) of ten runs, 95 % confidence. *By its law*: Gaussian noise on clipped sums, both of unknown size
+(proof: `public_client/testing/canaries.py`). *Whatever it is*: Steinke, Nasr and Jagielski (2023, Theorem 5.2).
+
+{canaries}
+Half the noise, none, and a clip as if records were added are refuted each time, at one false alarm in a million.
+`python -m benchmarks.audit.canaries run`; `dpswd-client audit FILE` does this for a file's releases.
 """
 
 _TAIL = """
@@ -156,6 +169,5 @@ _TAIL = """
 ## Limits
 
 The attacks are the worst that we know, for linear extractors and the release's own likelihood ratio. Only releases are
-audited; confinement and timing have tests of their own. Distribution-free bounds at delta = 1e-5 would need millions of
-trials. `tests/benchmarks/test_audit.py` runs a small version with every test.
+audited; confinement and timing have tests of their own.
 """

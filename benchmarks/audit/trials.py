@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.audit.attacks import Attack
-from benchmarks.audit.bounds import Evidence, dependence, divided, evidence, noise_bound
+from benchmarks.audit.bounds import Evidence, dependence, evidence, noise_bound
 from benchmarks.audit.curators import LiveCurator, upload
 from benchmarks.audit.faults import FAULTLESS, fault
 from benchmarks.labelled import HeldRecords, Site
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, new_request_id
+from dpswd.public_client.testing.canaries import divided
 from dpswd.shared.accounting import calibration
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import RunEvent

@@ -38,6 +38,7 @@ from dpswd.public_client.evidence.evidence import (
     METHOD,
     Evidence,
     begin_again,
+    by_processes,
     digest_of,
     one_thread,
     plan_text,
@@ -186,6 +187,10 @@ class DomainAdaptation:
         """
         folder = None if checkpoint is None else Path(checkpoint)
         self._went_on = begun = folder is not None and (folder / "start.pt").exists()
+        self._several = by_processes()
+        sent_by = [getattr(curator.transport, "transport", curator.transport) for curator in self._curators.values()]
+        if Ranks.current().size > 1 and not all(isinstance(each, SharedTransport) for each in sent_by):
+            raise SettingsError("in several processes connect by Hospital.connect or Federation.connect, in the group")
         with contextlib.ExitStack() as stack:
             stack.enter_context(one_thread())
             recordings = {
@@ -211,11 +216,6 @@ class DomainAdaptation:
         )
         ranks = Ranks.current()
         progress = progress and ranks.first
-        if ranks.size > 1 and not all(isinstance(c.transport, SharedTransport) for c in self._curators.values()):
-            raise SettingsError(
-                "in several processes train against what Hospital.connect or Federation.connect has connected after "
-                "the group had begun"
-            )
         ranks.synchronise(self.extractor, self.classifier)
         store = None if checkpoint is None else Checkpoint(checkpoint, ranks=ranks)
         before = {name: site.model for name, site in self.sites.items()}
@@ -385,7 +385,7 @@ class DomainAdaptation:
             return "no: with an adapter or a view of the team's own, which no file holds"
         if self._went_on and isinstance(self._given, DataLoader) and self.plan.steps > 1:
             return "no: it was interrupted, and a loader that shuffles does not go on where it was"
-        return None
+        return self._several
 
     def _statistics(self, model: Model, site: Site) -> SourceStatistics | None:
         """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +60,7 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @click.option(
     "--evaluate-epsilon", type=float, default=None, help="Also prices the comparison of train --evaluate-epsilon."
 )
+@click.option("--want", help='The least epsilon for it: "accuracy +2" or "recalibrate", by results of such data.')
 @click.option("--ask", is_flag=True, help="Asks the ledger whether it fits, with your network or a ready one.")
 @key_options("--source", "--label", "--network", "--model")
 @format_option
@@ -74,6 +77,7 @@ def plan(
     features: int | None,
     adapted: int,
     evaluate_epsilon: float | None,
+    want: str | None,
     ask: bool,
     output: str,
     **options: Any,
@@ -87,17 +91,18 @@ def plan(
     from dpswd.public_client.training.method import plan_json
 
     given = given_keys(options)
+    if want is not None:
+        _answer(address, credentials, output, want, spare=epsilon is not None or release is not None)
+        return
+    if key is not None and release is None:
+        raise click.UsageError(_LONE_KEY)
     if name == LADDER and release is None:
         sized = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
         if named := [option for option, value in sized.items() if value]:
             raise click.UsageError(f"the ladder sizes its runs itself; --{named[0]} needs a --method, such as replay")
-        if key is not None:
-            raise click.UsageError(_LONE_KEY)
         _plan_ladder(address, credentials, output, given, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon, ask=ask)
         return
     chosen = method_of({LADDER: Replay.name}.get(name, name), key_values("--setting", settings))
-    if key is not None and release is None:
-        raise click.UsageError(_LONE_KEY)
     if release is not None:
         if ask or adapted or evaluate_epsilon is not None:
             raise click.UsageError("--release goes without --ask, --adapted and --evaluate-epsilon")
@@ -122,6 +127,21 @@ def plan(
     _uncompared(description, output, declaration)
     if made.fits is False:
         raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _answer(address: str, credentials: Path, output: str, want: str, *, spare: bool) -> None:
+    """What results of such data say of a want."""
+    if spare:
+        raise click.UsageError("--want asks for the least epsilon: leave --epsilon and --release out")
+    from dpswd.public_client.plans.wishes import alike, least_epsilon, stored
+
+    sites, right = stored()
+    with connect(address, credentials) as hospital:
+        described = hospital.describe()
+    answer = least_epsilon(want, described.records, alike(described, sites))
+    values = {**asdict(answer), "epsilon": answer.epsilon if isfinite(answer.epsilon) else None}
+    held_out = f"\nof such answers {right:.0%} were right within a factor 1.5 of epsilon, held out by site"
+    tell(output, values | {"right": right}, f"{answer}{held_out * bool(answer.sites)}")
 
 
 def _plan_of_release(release: Path, key: Path | None, output: str, method: Method, **wishes: Any) -> None:

@@ -18,8 +18,8 @@ _COMMANDS = {
     "plan": ("dpswd.public_client.cli.hospital", "plan"),
     "init": ("dpswd.public_client.cli.certificates", "init"),
     "certificate": ("dpswd.public_client.cli.certificates", "certificate"),
-    "calibrate": ("dpswd.public_client.cli.accounting", "calibrate"),
     "verify": ("dpswd.public_client.cli.verification", "verify"),
+    "audit": ("dpswd.public_client.cli.verification", "audit"),
     "prepare": ("dpswd.public_client.cli.preparing", "prepare"),
     "train": ("dpswd.public_client.cli.training", "train"),
     "requests": ("dpswd.public_client.cli.budgets", "requests"),
@@ -57,8 +57,8 @@ class _LazyGroup(Commands):
 
     sections: ClassVar = {
         "Every day": ("describe", "plan", "train", "evaluate", "generate", "verify"),
-        "Sometimes": ("demo", "init", "requests", "prepare", "certificate"),
-        "Rarely": ("settings", "calibrate"),
+        "Sometimes": ("demo", "init", "requests", "prepare", "certificate", "audit"),
+        "Rarely": ("settings",),
     }
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -116,8 +116,8 @@ def page_of(error: errors.DpswdError) -> str | None:
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 done, 2 wrong usage, 3 settings, 4 data, 7 no such run, 8 refused by the accountant, "
-    "9 wrong value, 10 any other refusal, 11 curator unavailable, 12 credentials refused, 13 verify found something, "
-    "1 a defect, 130 interrupted.",
+    "9 wrong value, 10 any other refusal, 11 curator unavailable, 12 credentials refused, 13 verify or audit found "
+    "something, 1 a defect, 130 interrupted.",
 )
 @click.version_option(package_name="dpswd", prog_name="dpswd-client")
 def main() -> None:

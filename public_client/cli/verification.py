@@ -1,4 +1,4 @@
-"""``verify``: the client's own audit, offline."""
+"""``verify`` and ``audit``: the client's own check of what it holds, offline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpswd.public_client.cli.options import DIRECTORY, FILE, echo_json, format_option
+from dpswd.public_client.cli.options import DIRECTORY, FILE, echo_json, format_option, tell
 from dpswd.shared.books.chain_checks import Finding
 from dpswd.shared.core.errors import SettingsError, rounded
 
@@ -91,6 +91,36 @@ def verify(
     else:
         _tell(report, findings, files)
     if findings:
+        context.exit(EXIT_FINDINGS)
+
+
+@click.command()
+@click.argument("path", type=FILE)
+@click.option("--key", "key", type=FILE, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
+@click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub.")
+@format_option
+@click.pass_context
+def audit(context: click.Context, path: Path, key: Path | None, credentials: Path | None, output: str) -> None:
+    """Attacks the mechanisms of PATH's releases here, at their noise, with 2,000 canaries each. Offline.
+
+    PATH is an adapted model or a generator. What is proved is written into its certificate, beside what was charged.
+
+    Ends with exit code 13 when PATH does not verify, or a charge is refuted (false alarms: one in a million).
+    """
+    from dpswd.public_client.curator.verify import pinned_key
+    from dpswd.public_client.ladder.check import check
+    from dpswd.public_client.testing.audit import audited, in_words, write_audit
+
+    checked = check(path, key=pinned_key(given=key, credentials=credentials, receipts=[path]))
+    rows = [] if checked.findings else audited(checked.evidence)
+    refuted = any(row.get("refuted") for row in rows)
+    if rows and not refuted:
+        write_audit(path, checked.certificate, rows)
+    texts = [finding.text for finding in checked.findings]
+    if isinstance(before := checked.certificate.get("audited"), list) and rows and before != rows:
+        texts.append("an audit that stood there says otherwise; it is replaced")
+    tell(output, {"audited": rows, "findings": texts}, "\n".join([*texts, *map(in_words, rows)]))
+    if texts or refuted:
         context.exit(EXIT_FINDINGS)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
 from dpswd.shared.files import write_public
 
 _log = logging.getLogger(__name__)
-FORMAT = "dpswd-certificate-2"
+FORMAT = "dpswd-certificate-3"
 CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX = ".certificate.json", ".evidence"
-NOT_MEASURED = "not measured"
+NOT_MEASURED, NOT_AUDITED = "not measured", "not audited"
 CONDITIONS = (
     "Do not try to identify persons with this model.",
     "Epsilon counts the releases that are listed here; others of the same persons add to it.",
@@ -68,6 +68,7 @@ def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison |
         "hospital": {"data_set": description.data_set, "ledger_key": description.ledger_public_key},
         "privacy": _privacy(evidence, description),
         "releases": _releases(evidence),
+        "audited": NOT_AUDITED,  # until `audit` attacks its mechanisms
         "gain": gain_of(comparison),
         "conditions": list(CONDITIONS),
         "software": software(str(evidence.settings["device"])),
@@ -106,6 +107,28 @@ def gain_of(comparison: Comparison | None) -> Any:
         return NOT_MEASURED
     gain: dict[str, Any] = {name: getattr(comparison, name) for name in ("error", "winner", "epsilon")}
     return gain | {"accuracies": {name: repr(value) for name, value in comparison.accuracies.items()}}  # NaN is no JSON
+
+
+def disagreements(certificate: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
+    """What of a certificate does not follow from its evidence; gain, software and audit do not, and are as they stand.
+
+    Args:
+        certificate: as it stands.
+        again: made from the evidence.
+    """
+    ours = {**again, **{name: certificate.get(name) for name in ("gain", "software", "audited")}}
+    differing = [name for name in {**ours, **certificate} if ours.get(name) != certificate.get(name)]
+    claims = {each["run"]: each["epsilon_alone"] for each in again["releases"]}
+    audit = [] if ours["audited"] == NOT_AUDITED else ours["audited"]
+    try:
+        differing += [] if set(ours["software"]) == set(again["software"]) else ["software"]
+        sound = not any(row["claim"] != claims[row["run"]] or row.get("refuted") for row in audit)
+    except (KeyError, TypeError, AttributeError):
+        sound = False
+    if differing:
+        yield f"the certificate says otherwise than its evidence: {', '.join(differing)}"
+    if not sound:
+        yield "its audit is of other runs, or of another epsilon than was charged, or refutes it"
 
 
 def described(evidence: Evidence) -> Description:

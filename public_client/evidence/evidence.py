@@ -60,17 +60,17 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded(curator: Curator, directory: Path | None, *, begun: bool) -> Iterator[Recording | None]:
-    """What a curator is asked and answers meanwhile; nothing in one of several processes, or where it is recorded now.
+    """What a curator is asked and answers meanwhile; nothing where it is recorded now.
 
     Args:
-        curator: the connection.
-        directory: keeps the exchanges; None for memory alone.
+        curator: the connection; of several processes each records what all are answered.
+        directory: keeps the exchanges of the first process; None for memory alone.
         begun: whether what was asked in the directory goes on.
     """
-    if Ranks.current().size > 1 or isinstance(curator.transport, Recording):
+    if isinstance(curator.transport, Recording):
         yield None
         return
-    path = None if directory is None else directory / EXCHANGES
+    path = None if directory is None or not Ranks.current().first else directory / EXCHANGES
     if path is not None and not begun:
         path.unlink(missing_ok=True)
     before, curator.transport = curator.transport, Recording(curator.transport, path)
@@ -78,6 +78,12 @@ def recorded(curator: Curator, directory: Path | None, *, begun: bool) -> Iterat
         yield curator.transport
     finally:
         curator.transport = before
+
+
+def by_processes() -> str | None:
+    """Why a file that several processes made cannot be derived again; None where there is one."""
+    size = Ranks.current().size
+    return f"no: {size} processes made it, each from a share of the source" if size > 1 else None
 
 
 def plan_text(plan: Plan) -> str:
@@ -119,7 +125,7 @@ def begin_again(batches: object, seed: int) -> None:
 
 
 def digest_of(batches: Batches, *, seed: int) -> str:
-    """SHA-256 of the records and labels of one pass, in their order.
+    """SHA-256 of the records and labels of one pass, in their order; of several processes that of all their shares'.
 
     Args:
         batches: of the public source.
@@ -131,6 +137,9 @@ def digest_of(batches: Batches, *, seed: int) -> str:
         for part, kind in ((records, "<f4"), (labels, "<i8")):
             values = np.ascontiguousarray(torch.as_tensor(part).cpu().numpy(), dtype=kind)
             digest.update(canonical_json(list(values.shape)) + values.tobytes())
+    if (ranks := Ranks.current()).size > 1:
+        every = ranks.gather(torch.tensor([list(digest.digest())]))
+        digest = hashlib.sha256(bytes(every.flatten().tolist()))
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Quote
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.evidence.evidence import GENERATOR, Evidence, one_thread, plan_text, recorded
+from dpswd.public_client.evidence.evidence import GENERATOR, Evidence, by_processes, one_thread, plan_text, recorded
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting, GenerationMethod, Preview
 from dpswd.public_client.plans.declarable import Declarable, quoted
@@ -110,7 +110,7 @@ def generate(
     if recording is not None and recording.whole:
         settings = {"kind": GENERATOR, "plan": plan_text(plan), "epsilon": plan.epsilon, "evaluate_epsilon": None}
         settings |= {"seed": seed, "device": fitting.device.type, "own": extractor is not None}
-        settings["purpose"] = curator.purpose
+        settings |= {"purpose": curator.purpose, "apart": by_processes()}
         fitted = replace(
             fitted, evidence=lambda: Evidence.of([module], plan.record_shape, settings, "", recording.content())
         )

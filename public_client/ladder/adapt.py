@@ -23,6 +23,7 @@ from dpswd.public_client.evidence.evidence import (
     METHOD,
     Evidence,
     SamePasses,
+    by_processes,
     digest_of,
     one_thread,
     plan_text,
@@ -215,6 +216,7 @@ def adapt(
                 settings |= {"kind": METHOD, "plan": plan_text(reached.plan), "epsilon": reached.plan.epsilon}
             settings |= {"batch_size": getattr(source, "batch_size", None), "device": resolve_device(device).type}
             settings |= {"seed": seed, "contract": None if contract is None else contract.to_bytes().hex()}
+            settings |= {"apart": by_processes()}
             parts = (start.extractor, start.classifier)
             reached.evidence = lambda: Evidence.of(parts, shape, settings, source_digest, recording.content())
         return reached

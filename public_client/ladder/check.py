@@ -24,6 +24,7 @@ from dpswd.public_client.evidence.certificate import (
     NOT_MEASURED,
     certificate_of,
     described,
+    disagreements,
     gain_of,
     software,
 )
@@ -97,7 +98,6 @@ def check(path: str | Path, *, key: bytes) -> Checked:
         inside = str(metadata_of(data).get(CERTIFICATE, "")).encode()
         listed = {each["run"]: each for each in certificate["releases"]}
         stated = {name: certificate[name] for name in ("model", "evidence", "source", "software")}
-        software_keys = set(stated["software"])
     except (InvalidValue, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataInvalid(f"{path} has no certificate that can be read: {error!r}") from error
     checked = Checked(certificate, evidence)
@@ -118,10 +118,8 @@ def check(path: str | Path, *, key: bytes) -> Checked:
             checked.note(f"run {run.opening.reply.run_id} was charged, and the certificate does not list it")
     if not checked.findings:
         again = json.loads(certificate_of(evidence, model=bare, comparison=None))
-        ours = {**again, "gain": certificate.get("gain"), "software": stated["software"]}
-        differing = [name for name in {**ours, **certificate} if ours.get(name) != certificate.get(name)]
-        if differing or software_keys != set(again["software"]):
-            checked.note(f"the certificate says otherwise than its evidence: {', '.join(differing) or 'software'}")
+        for text in disagreements(certificate, again):
+            checked.note(text)
     return checked
 
 

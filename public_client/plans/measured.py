@@ -3,13 +3,15 @@
 How much a release tells grows with records times epsilon (its noise falls with both), so a plan is put beside the
 measured run of its method that has the most of it, but not more than the plan, if that was on data of its kind: the
 same modality and channels, about as many records and as large ones, as many classes. Otherwise nothing is known. The
-figures are those of docs/ml-team/results.md; a test holds them to the files of results.
+figures are those of docs/ml-team/results.md and stand in measured.json; a test holds them to the files of results.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from importlib import resources
 
 from dpswd.public_client.plans.plan import Plan
 
@@ -56,46 +58,8 @@ class Measured:
         )
 
 
-_TO_USPS, _TO_MNIST = ("MNIST -> USPS", 7291, (1, 28, 28), 10), ("USPS -> MNIST", 60000, (1, 28, 28), 10)
-_DIGITS = ("digits behind a turn", 898, (1, 8, 8), 10)
-_HEARTS = ("heart disease, four hospitals together", 486, (10,), 2)
-_OFFICE = ("Office-Caltech10, mean of six pairs", 958, (800,), 10)
-_LABELLED = "docs/ml-team/labelled.md"
-_LABELLED_DIGITS = ("USPS -> labelled MNIST, scattering features", 60000, (1, 28, 28), 10)
-_SOURCES = "docs/ml-team/labelled-sources.md"
-_OWN_USPS = ("labelled MNIST -> own USPS, principal components", 60000, (1, 28, 28), 10)
-_OWN_MNIST = ("labelled USPS -> own MNIST, principal components", 7291, (1, 28, 28), 10)
-_OWN_OFFICE = ("Office-Caltech10, labelled amazon -> own caltech10, dslr and webcam", 958, (800,), 10)
-
-MEASURED = (
-    Measured("replay", "images", *_TO_USPS, 0.1, 80.2, 96.4, 0.7, 89.5),
-    Measured("replay", "images", *_TO_USPS, 0.2, 80.2, 96.9, 0.4, 89.5),
-    Measured("replay", "images", *_TO_USPS, 0.5, 80.2, 97.2, 0.1, 89.5),
-    Measured("replay", "images", *_TO_USPS, 1.0, 80.2, 97.5, 0.2, 89.5),
-    Measured("replay", "images", *_TO_USPS, 3.0, 80.2, 97.4, 0.2, 89.5),
-    Measured("replay", "images", *_TO_MNIST, 1.0, 62.9, 94.8, 0.3, 82.1),
-    Measured("replay", "images", *_DIGITS, 1.0, 51.4, 91.1, 2.2, 80.0),
-    Measured("replay", "images", *_DIGITS, 2.0, 51.4, 91.6, 2.3, 80.0),
-    Measured("replay", "images", *_DIGITS, 4.0, 51.4, 91.4, 1.8, 80.0),
-    Measured("adapter", "images", *_TO_USPS, 0.5, 80.2, 95.3, 0.9),
-    Measured("adapter", "images", *_TO_USPS, 1.0, 80.2, 95.3, 1.3),
-    Measured("adapter", "images", *_TO_MNIST, 0.5, 62.9, 85.0, 1.5),
-    Measured("rows", "images", *_TO_USPS, 1.0, 80.2, 80.4, 1.8),
-    Measured("rows", "images", *_TO_USPS, 10.0, 80.2, 81.1, 0.7),
-    Measured("rows", "images", *_TO_MNIST, 10.0, 62.9, 64.4, 2.8),
-    Measured("statistics", "images", *_LABELLED_DIGITS, 0.2, 84.3, 95.3, 0.3, None, _LABELLED),
-    Measured("statistics", "images", *_LABELLED_DIGITS, 1.0, 84.3, 97.3, 0.1, None, _LABELLED),
-    Measured("finetune", "images", *_LABELLED_DIGITS, 0.2, 83.5, 95.4, 0.2, None, _LABELLED),
-    Measured("finetune", "images", *_LABELLED_DIGITS, 1.0, 83.5, 97.5, 0.1, None, _LABELLED),
-    Measured("statistics", "vectors", *_HEARTS, 1.0, 72.8, 79.0, 3.7, None, _LABELLED),
-    Measured("dpda", "images", *_OWN_USPS, 1.0, 52.5, 60.4, 0.5, None, _SOURCES),
-    Measured("dpda", "images", *_OWN_USPS, 8.0, 52.5, 59.6, 0.8, None, _SOURCES),
-    Measured("dpda", "images", *_OWN_MNIST, 1.0, 32.2, 53.2, 1.3, None, _SOURCES),
-    Measured("dpda", "images", *_OWN_MNIST, 8.0, 32.2, 53.1, 0.4, None, _SOURCES),
-    Measured("dpda", "vectors", *_OWN_OFFICE, 1.0, 39.0, 31.3, None, None, _SOURCES),
-    Measured("dpda", "vectors", *_OWN_OFFICE, 8.0, 39.0, 39.1, None, None, _SOURCES),
-    Measured("replay", "vectors", *_OFFICE, 1.0, 38.5, 39.0, None, 38.5),
-)
+_STORED = json.loads(resources.files("dpswd.public_client.plans").joinpath("measured.json").read_text(encoding="ascii"))
+MEASURED = tuple(Measured(**{**each, "shape": tuple(each["shape"])}) for each in _STORED["measured"])
 """What was measured: by a method's own defaults, but "rows" with 400 steps and `alignment_weight` 10."""
 
 
@@ -132,11 +96,7 @@ class Battery:
         )
 
 
-BATTERIES = {
-    "images": Battery(cells=397, retained=196, lost=2, worst=-5.4, median=0.0, best=93.5),
-    "sequences": Battery(cells=15, retained=13, lost=0, worst=0.0, median=0.0, best=9.6),
-    "vectors": Battery(cells=218, retained=198, lost=0, worst=-0.6, median=0.0, best=9.9),
-}
+BATTERIES = {modality: Battery(**each) for modality, each in _STORED["battery"].items()}
 """By modality; tables are vectors. Of the battery, of random compositions of shifts and of the second list."""
 
 _MODALITIES = {3: "images", 2: "sequences", 1: "vectors"}

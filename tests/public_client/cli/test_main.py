@@ -14,33 +14,27 @@ from cryptography import x509
 from dpswd.public_client.cli.main import _COMMANDS, _EXIT_CODES, main
 from dpswd.shared.core import errors
 
-RUN = ["--features", "320", "--directions", "200", "--records", "7438", "--batch", "128", "--steps", "5900",
-       "--delta", "1e-5"]  # fmt: skip
-
 
 def invoke(*arguments):
     return CliRunner().invoke(main, list(arguments))
 
 
-@pytest.mark.parametrize(
-    ("bound", "sigma"),
-    # docs/privacy 8, M-U with d = 320, epsilon 10
-    [("wbk27", 1.25), ("wbk9", 1.26), ("pld", 0.839)],
-)
-def test_calibrate_gives_the_reference_values_and_epsilon_inverts_it(bound, sigma):
-    answer = json.loads(invoke("calibrate", *RUN, "--epsilon", "10", "--bound", bound, "--format", "json").stdout)
-    assert answer["sigma"] == pytest.approx(sigma, rel=0.01)
-    back = json.loads(
-        invoke("calibrate", *RUN, "--sigma", str(answer["sigma"]), "--bound", bound, "--format", "json").stdout
-    )
-    assert back["epsilon"] == pytest.approx(10, rel=1e-3)
-
-
 def test_a_wrong_value_is_one_sentence_and_an_exit_code():
-    result = invoke("calibrate", *RUN, "--epsilon", "-1")
-    assert result.exit_code == 9
-    assert result.stderr.startswith("dpswd-client: epsilon is -1.0")
+    result = invoke("audit", "nothing.safetensors", "--key", "nowhere.pub")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("dpswd-client: nothing.safetensors holds no receipts.jsonl")
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_want_is_answered_from_results_and_costs_nothing(serve):
+    there = serve(classes=2)
+    asked = ["plan", "--curator", there.address, "--credentials", str(there.credentials), "--want", "accuracy +2"]
+    said = json.loads(invoke(*asked, "--format", "json").stdout)
+    assert said["want"] == "accuracy +2"
+    assert "accuracy +2" in invoke(*asked).stdout
+    both = invoke(*asked, "--epsilon", "1")
+    assert both.exit_code == 2
+    assert "leave --epsilon" in both.stderr
 
 
 def test_describe_and_plan_read_a_curator(served):
@@ -123,10 +117,10 @@ def test_trains_first_page_is_short_and_the_second_has_everything():
     assert invoke("train", "--help").output == first  # looking at all changes nothing
 
 
-def test_the_accountants_commands_do_not_load_torch():
+def test_small_commands_do_not_load_torch():
     script = (
         "import sys\nfrom click.testing import CliRunner\nfrom dpswd.public_client.cli.main import main\n"
-        f"result = CliRunner().invoke(main, {['calibrate', *RUN, '--sigma', '2', '--bound', 'wbk9']!r})\n"
+        "result = CliRunner().invoke(main, ['settings'])\n"
         "assert result.exit_code == 0, result.output\n"
         "assert not {'torch', 'grpc'} & set(sys.modules)"
     )

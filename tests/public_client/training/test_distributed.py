@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from dpswd.public_client.data.ranks import Ranks, _packed, _unpacked
+from dpswd.public_client.evidence.certificate import EVIDENCE_SUFFIX, described
+from dpswd.public_client.evidence.evidence import Evidence
+from dpswd.public_client.ladder.check import check
 from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.distributed import SharedTransport, shared_curators
@@ -78,6 +81,14 @@ def test_two_processes_end_where_one_ends_and_are_charged_the_same(one, two, met
     assert len(first_report["charges"]) == 1
     assert second_report["charges"] == []  # rank 1 talks to nobody
     assert first_report["steps"] == second_report["steps"] == report["steps"]
+    adapted = two / method / "adapted.safetensors"
+    evidence = Evidence.from_bytes(adapted.with_suffix(EVIDENCE_SUFFIX).read_bytes())
+    checked = check(adapted, key=bytes.fromhex(described(evidence).ledger_public_key))
+    assert checked.findings == []
+    assert "2 processes made it" in str(checked)
+    other = Evidence.from_bytes((one / method / "adapted.evidence").read_bytes())
+    assert len(evidence.source) == 64
+    assert evidence.source != other.source, "of the shares of both"
 
 
 @pytest.mark.end_to_end
