@@ -44,7 +44,6 @@ class Asked:
             unknown.
         records: n.
         sigma: deviation of the noise on each number of a sum.
-        spare: without a first pass, how many layers may be asked for again.
     """
 
     first: int
@@ -53,7 +52,6 @@ class Asked:
     moves: tuple[float, ...]
     records: int
     sigma: float
-    spare: int = 0
 
 
 class Conversation:
@@ -80,7 +78,7 @@ class Conversation:
 
         Before a question the probes hold what the curator is to evaluate.
         """
-        spare = (yield from self._of_all()) if self._asked.first else self._asked.spare
+        spare = (yield from self._of_all()) if self._asked.first else 0
         if self._asked.groups and (self.verdict is None or self.verdict.outcome in (CHANNELS, BOTH, UNDECIDED)):
             yield from self._by_layer(spare)
 
@@ -122,10 +120,11 @@ class Conversation:
                 answer = yield self._map(reference, chosen, move)
                 observed = self._observed(answer, reference, chosen)
                 shift = moved(observed, reference, deviations, before)
-                move = move + reference.undone(shift)
+                undone = reference.undone(shift, observed.noise, observed.records)
+                move = move + undone
                 if not spare or np.linalg.norm(shift * reference.scale) < _FAR * reference.radius:
                     break
-                spare, distance = spare - 1, float(np.linalg.norm(reference.undone(shift) * reference.scale))
+                spare, distance = spare - 1, float(np.linalg.norm(undone * reference.scale))
             self.layers += layer_moves(move, {place.path: place.channels for place in places})
             for layer in group:
                 own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)

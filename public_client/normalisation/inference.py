@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy import linalg, special
 
@@ -56,13 +55,11 @@ class Explanation:
     Attributes:
         evidence: log of the marginal likelihood, nats.
         move: (d,) posterior mean of how far the channels have moved.
-        left: what the explanation's best widths leave, chi-square per number.
         frequencies: (C,) posterior mean of the classes' frequencies, not negative.
     """
 
     evidence: float
     move: Values
-    left: float
     frequencies: Values
 
 
@@ -114,7 +111,8 @@ def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[float, 
         shares: (C,) frequencies in the source.
     """
     mean, covariance, log_mass = mean.copy(), covariance.copy(), 0.0
-    for one in _nearest_to_zero(mean, covariance, shares):
+    nearest = (mean + np.sqrt(shares)) / np.sqrt(np.maximum(np.diag(covariance), _TINY))
+    for one in np.argsort(nearest)[:_MOST_CUT]:
         deviation = math.sqrt(max(covariance[one, one], _TINY))
         at = (mean[one] + math.sqrt(shares[one])) / deviation
         log_chance = float(special.log_ndtr(at))
@@ -124,11 +122,6 @@ def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[float, 
         covariance -= pull * (at + pull) * np.outer(with_it, with_it)
         log_mass += log_chance
     return log_mass, mean
-
-
-def _nearest_to_zero(mean: Values, covariance: Values, shares: Values) -> npt.NDArray[np.intp]:
-    at = (mean + np.sqrt(shares)) / np.sqrt(np.maximum(np.diag(covariance), _TINY))
-    return np.argsort(at)[:_MOST_CUT]
 
 
 class _Likelihood:
@@ -164,7 +157,7 @@ class _Likelihood:
                 after = np.maximum(after + np.sqrt(after) * changes, 0.0)
             rest = (self._y - self._directions @ coefficients) / diagonal
             along = self._directions[:, :rank] @ (coefficients[:rank] * (r**2 / (self._by + r**2)))
-            explanations.append(Explanation(evidence, free * rest + along, float(law.square) / len(y), after))
+            explanations.append(Explanation(evidence, free * rest + along, after))
         return explanations
 
     def _cut(self, mean: Values, covariance: Values, w: float) -> tuple[float, Values]:
@@ -185,6 +178,5 @@ def _averaged(grid: list[Explanation]) -> Explanation:
     return Explanation(
         float(special.logsumexp(evidences)) - math.log(len(grid)),
         weights @ np.stack([one.move for one in grid]),
-        grid[int(evidences.argmax())].left,
         weights @ np.stack([one.frequencies for one in grid]),
     )

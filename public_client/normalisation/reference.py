@@ -19,6 +19,7 @@ _LEAST_VARIANCE = 1e-9
 _SMALL_MOVE = 0.1
 _FURTHEST = 6.0  # times: a clip says less of what lies beyond
 _HALVINGS = 8
+_SURE = 2.0  # deviations of a length below it
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +52,26 @@ class Reference:
     own: Values
     records: int
 
-    def undone(self, move: Values) -> Values:
-        """(d,) the move of records whose clipped mean moves by this: further in its direction, by a bounded factor."""
-        length = float(np.linalg.norm(move * self.scale))
+    def undone(self, move: Values, noise: Values, records: int) -> Values:
+        """(d,) the move of records whose clipped mean moves by this: further in its direction, by a bounded factor.
+
+        Near the radius a mean hardly grows with the move, and the noise on it would decide: taken is the least move
+        that the release leaves plausible, as one that is too small loses a part of a gain, one too large the network.
+
+        Args:
+            move: (d,) of the clipped mean.
+            noise: (d,) deviation of the privacy noise on it.
+            records: of the hospital, n.
+        """
+        length, by = float(np.linalg.norm(move * self.scale)), 1.0 / records + 1.0 / self.records
+        along = move * self.scale**2 / max(length, np.finfo(float).tiny)
+        variance = along**2 @ (noise**2 + by * self.own) + by * np.square(along @ self.along).sum()
+        least = length - _SURE * math.sqrt(variance)
         low, high = 1.0, _FURTHEST
-        for _ in range(_HALVINGS if length > 0.0 else 0):
+        for _ in range(_HALVINGS if least > 0.0 else 0):
             factor = math.sqrt(low * high)
             rows = clipped((self.rows + factor * move) * self.scale, self.radius)
-            short = float(np.linalg.norm(rows.mean(axis=0) - self.mean * self.scale)) < length
+            short = float(np.linalg.norm(rows.mean(axis=0) - self.mean * self.scale)) < least
             low, high = (factor, high) if short else (low, factor)
         return low * move
 

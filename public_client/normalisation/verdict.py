@@ -48,7 +48,6 @@ class Verdict:
     Attributes:
         outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS` or `BOTH`; `UNDECIDED` where none leads its rivals clearly.
         evidence: nats of each explanation over "as it is".
-        left: chi-square per number that each leaves.
         frequencies: (C,) of the classes, where they alone explain the release.
         kinds: (C,) those classes' numbers.
         before: (C,) their frequencies in the source.
@@ -58,7 +57,6 @@ class Verdict:
 
     outcome: str
     evidence: Mapping[str, float]
-    left: Mapping[str, float]
     frequencies: Values | None
     kinds: npt.NDArray[np.int64]
     before: Values
@@ -111,21 +109,18 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
     over = {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
     outcome = _leading(over)
     nats = np.array(list(over.values()))
-    move = reference.undone(special.softmax(nats) @ np.stack([one.move for one in explanations.values()]))
+    move = special.softmax(nats) @ np.stack([one.move for one in explanations.values()])
+    move = reference.undone(move, observed.noise, observed.records)
+    sure = np.maximum(explanations[FREQUENCIES].frequencies, 1e-4)
     return Verdict(
         outcome=outcome,
         evidence=over,
-        left={name: one.left for name, one in explanations.items()},
-        frequencies=_sure(explanations[FREQUENCIES].frequencies) if outcome == FREQUENCIES else None,
+        frequencies=sure / sure.sum() if outcome == FREQUENCIES else None,
         kinds=reference.kinds,
         before=reference.shares,
         move=move,
         layers=layer_moves(move, sizes),
     )
-
-
-def _sure(frequencies: Values) -> Values:
-    return np.asarray(np.maximum(frequencies, 1e-4) / np.maximum(frequencies, 1e-4).sum())
 
 
 def _leading(over: Mapping[str, float]) -> str:

@@ -38,7 +38,7 @@ BUDGETS = {
     "public_client/ladder": 1_419,
     "public_client/methods": 2_177,
     "public_client/models": 1_398,
-    "public_client/normalisation": 925,
+    "public_client/normalisation": 924,
     "public_client/plans": 923,
     "public_client/recalibration": 594,
     "public_client/replay": 3_791,
