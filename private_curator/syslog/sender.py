@@ -85,16 +85,16 @@ class Sender:
             OSError: the receiver cannot be reached, or did not acknowledge; nothing counts as told.
             LedgerUnavailable: the ledger cannot be read now.
         """
-        told: dict[str, Any] = {"entry": 0, "refused": {}}
+        before: dict[str, Any] = {"entry": 0, "refused": {}}
         if self._cursor.exists():
-            told = json.loads(self._cursor.read_bytes())
-        messages = [self._act(entry) for entry in islice(self._ledger.history(after=told["entry"]), BATCH)]
-        entry = told["entry"] + len(messages)
+            before = json.loads(self._cursor.read_bytes())
+        messages = [self._act(entry) for entry in islice(self._ledger.history(after=before["entry"]), BATCH)]
+        entry = before["entry"] + len(messages)
         refused: dict[str, int] = {}
         for row in self._asks.refusals():
             key = "|".join((row.day, row.client, row.fingerprint, row.operation, row.reason, str(row.dry)))
             refused[key] = row.count
-            if told["refused"].get(key, 0) < row.count:
+            if before["refused"].get(key, 0) < row.count:
                 messages.append(self._message(_WARNING, "refused", row.last, vars(row)))
         if messages:
             self._deliver(messages)

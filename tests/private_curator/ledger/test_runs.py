@@ -292,7 +292,7 @@ class TestSteps:
         assert isinstance(begin(ledger, run), StoredReply)
 
 
-def test_what_was_found_is_told_once_a_failover_would_keep_it(ledger, open_run, answer, monkeypatch):
+def test_what_stands_there_is_answered_once_a_failover_would_keep_it(ledger, open_run, answer, monkeypatch):
     run = open_run(ledger)
     stored = answer(ledger, run, "step")
     settled = []

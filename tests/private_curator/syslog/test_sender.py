@@ -97,7 +97,7 @@ def home(tmp_path):
     return made_home(tmp_path, RECORDS, epsilon=5.0, clients={"ml-team": "team"})
 
 
-def told(port):
+def collector(port):
     return {"syslog.address": f"localhost:{port}", "syslog.ca_file": f"certificates/{CA_CERTIFICATE}"}
 
 
@@ -122,7 +122,7 @@ def release(address, credentials):
 
 def test_nothing_is_lost_while_the_listener_or_the_curator_is_away(home, tmp_path):
     listener = Listener(home)
-    with serving(home, **told(listener.port)) as address:
+    with serving(home, **collector(listener.port)) as address:
         release(address, tmp_path / "team")
         listener.wait_for(lambda _: {"step-answered", "refused"} <= set(kinds(listener)))
         listener.close()
@@ -136,7 +136,7 @@ def test_nothing_is_lost_while_the_listener_or_the_curator_is_away(home, tmp_pat
         ledger.unfreeze(reason="it is over")  # while the curator is away
         last = ledger.head().seq
     third = Listener(home, port=listener.port)
-    with serving(home, **told(listener.port)):
+    with serving(home, **collector(listener.port)):
         third.wait_for(lambda _: last in third.entries())
     third.close()
     every = listener.received + again.received + third.received
@@ -157,11 +157,11 @@ def test_nothing_is_lost_while_the_listener_or_the_curator_is_away(home, tmp_pat
     assert {"digest", "reply", "audit"} <= names  # SHA-256 of each
 
 
-def test_what_is_not_acknowledged_is_told_again(home, monkeypatch):
+def test_what_is_not_acknowledged_is_sent_again(home, monkeypatch):
     """A listener that ends connections without a word may have read nothing."""
     monkeypatch.setattr(sender, "EVERY_S", 0.05)
     deaf = Listener(home, acknowledges=False)
-    with serving(home, **told(deaf.port)):
+    with serving(home, **collector(deaf.port)):
         deaf.wait_for(lambda _: deaf.entries().count(1) > 1)
         assert not (home.path / CURSOR).exists()
         deaf.close()
@@ -173,10 +173,10 @@ def test_what_is_not_acknowledged_is_told_again(home, monkeypatch):
     assert (home.path / CURSOR).stat().st_mode & 0o777 == 0o600
 
 
-def test_whoever_cannot_show_the_right_certificate_is_told_nothing(home, tmp_path, caplog):
+def test_whoever_cannot_show_the_right_certificate_gets_nothing(home, tmp_path, caplog):
     (tmp_path / "other").mkdir()
     foreign = Listener(made_home(tmp_path / "other", RECORDS))
-    with serving(home, **told(foreign.port)):
+    with serving(home, **collector(foreign.port)):
         deadline = time.monotonic() + 60
         while "takes no audit messages" not in caplog.text:
             assert time.monotonic() < deadline

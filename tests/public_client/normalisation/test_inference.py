@@ -103,8 +103,8 @@ def test_what_the_clip_has_taken_of_a_move_is_given_back():
     near = Reference.of(*SOURCE, clip=1.0)
     rows = clipped((near.rows + move) * near.scale, near.radius) / near.scale
     seen = rows.mean(axis=0) - near.mean
-    known = near.undone(seen, np.zeros(D), 10**9)
-    error = [np.linalg.norm(each - move) / np.linalg.norm(move) for each in (seen, known)]
+    restored = near.undone(seen, np.zeros(D), 10**9)
+    error = [np.linalg.norm(each - move) / np.linalg.norm(move) for each in (seen, restored)]
     assert error[0] > 0.5
     assert error[1] < 0.25
     assert not near.undone(0.0 * move, np.ones(D), 1).any()
