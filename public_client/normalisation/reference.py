@@ -6,20 +6,19 @@ the source gives the source's moments, whatever the clipping does to them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 Values = npt.NDArray[np.float64]
 
 _RANK = 48  # directions along which records vary together; what is left is taken as each value's own
 _LEAST_VARIANCE = 1e-9
 _SMALL_MOVE = 0.1
-_FURTHEST = 6.0  # times: a clip says less of what lies beyond
-_HALVINGS = 8
-_SURE = 2.0  # deviations of a length below it
+_FACTORS = (0.0, *np.geomspace(0.5, 6.0, 16))  # that a clip may hide: it says less of what lies beyond
+_FINE = 1200
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +52,11 @@ class Reference:
     records: int
 
     def undone(self, move: Values, noise: Values, records: int) -> Values:
-        """(d,) the move of records whose clipped mean moves by this: further in its direction, by a bounded factor.
+        """(d,) the move of records whose clipped mean moves by this: in its direction, and as far as is likely.
 
-        Near the radius a mean hardly grows with the move, and the noise on it would decide: taken is the least move
-        that the release leaves plausible, as one that is too small loses a part of a gain, one too large the network.
+        Near the radius a mean hardly grows with the move, and noise on it would decide how far that was. So it is the
+        median of the move's posterior: the clipped mean's length is Gaussian, the move's a priori half-Cauchy with the
+        radius as its scale (Gelman 2006, Bayesian Analysis 1(3)), which takes no move for far that can be near.
 
         Args:
             move: (d,) of the clipped mean.
@@ -64,16 +64,20 @@ class Reference:
             records: of the hospital, n.
         """
         length, by = float(np.linalg.norm(move * self.scale)), 1.0 / records + 1.0 / self.records
-        along = move * self.scale**2 / max(length, np.finfo(float).tiny)
+        if length == 0.0:
+            return move
+        along = move * self.scale**2 / length
         variance = along**2 @ (noise**2 + by * self.own) + by * np.square(along @ self.along).sum()
-        least = length - _SURE * math.sqrt(variance)
-        low, high = 1.0, _FURTHEST
-        for _ in range(_HALVINGS if least > 0.0 else 0):
-            factor = math.sqrt(low * high)
-            rows = clipped((self.rows + factor * move) * self.scale, self.radius)
-            short = float(np.linalg.norm(rows.mean(axis=0) - self.mean * self.scale)) < least
-            low, high = (factor, high) if short else (low, factor)
-        return low * move
+        seen = [np.linalg.norm(self._clipped_move(factor * move)) for factor in _FACTORS]
+        factors = np.linspace(0.0, _FACTORS[-1], _FINE)
+        log_density = -0.5 * (np.interp(factors, _FACTORS, seen) - length) ** 2 / variance
+        log_density -= np.log1p((factors * length / self.radius) ** 2)
+        mass = special.softmax(log_density).cumsum()
+        return np.asarray(np.interp(0.5, mass, factors) * move)
+
+    def _clipped_move(self, move: Values) -> Values:
+        """(d,) in the clip's units, of the clipped mean where all records move by this."""
+        return np.asarray((clipped((self.rows + move) * self.scale, self.radius).mean(axis=0)) - self.mean * self.scale)
 
     @classmethod
     def of(cls, vectors: Values, labels: npt.NDArray[np.int64], *, clip: float, distance: float = 0.0) -> Reference:
