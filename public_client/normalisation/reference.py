@@ -68,16 +68,12 @@ class Reference:
             return move
         along = move * self.scale**2 / length
         variance = along**2 @ (noise**2 + by * self.own) + by * np.square(along @ self.along).sum()
-        seen = [np.linalg.norm(self._clipped_move(factor * move)) for factor in _FACTORS]
+        rows = (clipped((self.rows + factor * move) * self.scale, self.radius) for factor in _FACTORS)
+        seen = [np.linalg.norm(each.mean(axis=0) - self.mean * self.scale) for each in rows]
         factors = np.linspace(0.0, _FACTORS[-1], _FINE)
-        log_density = -0.5 * (np.interp(factors, _FACTORS, seen) - length) ** 2 / variance
-        log_density -= np.log1p((factors * length / self.radius) ** 2)
-        mass = special.softmax(log_density).cumsum()
+        prior = -np.log1p((factors * length / self.radius) ** 2)
+        mass = special.softmax(prior - 0.5 * (np.interp(factors, _FACTORS, seen) - length) ** 2 / variance).cumsum()
         return np.asarray(np.interp(0.5, mass, factors) * move)
-
-    def _clipped_move(self, move: Values) -> Values:
-        """(d,) in the clip's units, of the clipped mean where all records move by this."""
-        return np.asarray((clipped((self.rows + move) * self.scale, self.radius).mean(axis=0)) - self.mean * self.scale)
 
     @classmethod
     def of(cls, vectors: Values, labels: npt.NDArray[np.int64], *, clip: float, distance: float = 0.0) -> Reference:
