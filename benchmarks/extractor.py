@@ -2,10 +2,9 @@
 
     python -m benchmarks.extractor [--records 512] [--threads 1] [--device cpu] [--seeds 0]
 
-The extractor is the DP-SWD paper's digits network (28 x 28, 320 features) with the target-side adapter of 112 numbers,
-and the same network with all its weights declared. Each figure is the best of five, in seconds for the whole batch:
-processor time on a CPU, so that other work on the machine does not count, and wall time on a GPU. Seeds draw weights
-and records. A minute.
+The extractor is the DP-SWD paper's digits network (28 x 28, 320 features), all its weights declared. Each figure is the
+best of five, in seconds for the whole batch: processor time on a CPU, so that other work on the machine does not count,
+and wall time on a GPU. Seeds draw weights and records. A minute.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.records import Job, Row, Rows, options
-from dpswd.public_client.extractor.adapter_layers import adapter_parameter_names
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.public_client.published_methods.adapting import adapt_for_target
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 
@@ -68,15 +65,12 @@ def loop(module: nn.Module, records: Tensor, cotangents: Tensor, names: list[str
     return torch.stack(rows)
 
 
-def measured(network: str, *, count: int, device: str, seed: int) -> Row:
+def measured(*, count: int, device: str, seed: int) -> Row:
     """Seconds of each way, and the largest relative error of the first eight records' gradients."""
     torch.manual_seed(seed)
     records = torch.rand(count, *SHAPE).to(device)
     module: nn.Module = Digits().to(device)
     names = [name for name, _ in module.named_parameters()]
-    if network == "adapter":
-        module = adapt_for_target(module, SHAPE)
-        names = adapter_parameter_names(module)
     graph = trace(module, SHAPE)
     extractor = Extractor.from_graph(graph, module_weights(module, graph), device=device)
     features = extractor.features(records)
@@ -109,11 +103,11 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     count, device = arguments.records, arguments.device
 
-    def job(network: str, seed: int) -> Job:
-        settings = {"network": network, "records": count, "threads": arguments.threads, "device": device, "seed": seed}
-        return settings, functools.partial(measured, network, count=count, device=device, seed=seed)
+    def job(seed: int) -> Job:
+        settings = {"records": count, "threads": arguments.threads, "device": device, "seed": seed}
+        return settings, functools.partial(measured, count=count, device=device, seed=seed)
 
-    jobs = [job(network, seed) for seed in arguments.seeds for network in ("adapter", "all weights")]
+    jobs = [job(seed) for seed in arguments.seeds]
     Rows(RESULTS, arguments.results).run(jobs, again=True)
 
 

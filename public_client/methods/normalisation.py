@@ -84,7 +84,6 @@ class Normalisation(Method):
         self,
         extractor: nn.Module,
         record_shape: tuple[int, ...],
-        own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, centers and spreads are not yet the source's.

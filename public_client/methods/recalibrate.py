@@ -100,7 +100,6 @@ class Recalibrate(Method):
         self,
         extractor: nn.Module,
         record_shape: tuple[int, ...],
-        own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the basis is not yet the source's.

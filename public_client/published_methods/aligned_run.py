@@ -8,7 +8,7 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun
 from dpswd.public_client.published_methods.losses import sanitized_term, sliced_loss
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.run import DrawnStep
@@ -39,23 +39,22 @@ class AlignedRun(DescentRun[GradientReply]):
         self._target_norm = target_norm
         self._own_map: FeatureMap | None = None
 
-    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
         if self.declared.sliced.feature_map is None:
-            feature_map = feature_map or self._map_of(PublicSource.of(source))
-        sent: FloatArray | str
-        sent = source.digest if isinstance(source, PublicSource) else self._checked(source).detach().cpu().numpy()
+            feature_map = feature_map or self._map_of(source)
+        sent: FloatArray = self._checked(source).detach().cpu().numpy()
         return GradientRequest(sent, self.adapted_values(), feature_map)
 
     def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep[GradientReply], feature_map: FeatureMap | None = None
+        self, source: Tensor, drawn: DrawnStep[GradientReply], feature_map: FeatureMap | None = None
     ) -> AnsweredStep:
         """See `DescentRun`: the value is the estimated distance F of `losses`."""
-        features, reply, batch = PublicSource.of(source), drawn.reply, self.plan.batch_size
-        used = feature_map or self._map_of(features)
-        loss = sliced_loss(features, reply.sliced, self.declared.sliced, feature_map=used, batch=batch)
+        reply, batch = drawn.reply, self.plan.batch_size
+        used = feature_map or self._map_of(source)
+        loss = sliced_loss(source, reply.sliced, self.declared.sliced, feature_map=used, batch=batch)
         value = float(loss.detach())
         loss = loss + sanitized_term(self.parameters, reply, batch=batch)
-        return AnsweredStep(drawn.number, loss, value, reply.cotangent_scale or 1.0, drawn.request_id)
+        return AnsweredStep(drawn.number, loss, value, drawn.request_id)
 
     def _map_of(self, features: Tensor) -> FeatureMap:
         """The map that the run declares, or, where it declares none, one of the first step's features."""

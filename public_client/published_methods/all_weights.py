@@ -93,7 +93,7 @@ class AllWeights(GradientMethod):
 
         trained = [*group.live[0].run.parameters, *classifier.parameters()]
         optimizer = torch.optim.Adam(trained, lr=self.learning_rate)
-        align(group, optimizer, public, lambda _: self.alignment_weight, training, averaging=self.averaging)
+        align(group, optimizer, public, training, averaging=self.averaging, weight=self.alignment_weight)
 
 
 @dataclass(frozen=True, kw_only=True)

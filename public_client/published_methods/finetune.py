@@ -25,7 +25,7 @@ from dpswd.public_client.data.source import collect
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
-from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource, PublicStep, align
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
 from dpswd.public_client.published_methods.head_descent import HeadDescent
 from dpswd.public_client.published_methods.joint_scoring import MOST_WEIGHTS_TOGETHER, JointScoring
 from dpswd.public_client.published_methods.losses import gradient_term
@@ -132,7 +132,6 @@ class Finetune(Method):
         self,
         extractor: nn.Module,
         record_shape: tuple[int, ...],
-        own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the classifier's axes are not yet.
@@ -188,7 +187,7 @@ class Finetune(Method):
             elif isinstance(optimizer, HeadDescent):
                 optimizer.noise = _noise(group.sites, shares)
 
-        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging, heard=heard)
+        align(group, optimizer, lambda: features, training, averaging=self.averaging, heard=heard)
         trained = {site.name: site.model for site in group.sites if site.model is not None}
         done = {id(model): Model(model.extractor, folded(model.classifier)) for model in trained.values()}
         for site in group.sites:
@@ -315,11 +314,11 @@ class Finetune(Method):
 class FinetuneRun(DescentRun[LossGradientReply]):
     """A run of labelled gradients. See `DescentRun`."""
 
-    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
         return LossGradientRequest(self.adapted_values())
 
     def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep[LossGradientReply], feature_map: FeatureMap | None = None
+        self, source: Tensor, drawn: DrawnStep[LossGradientReply], feature_map: FeatureMap | None = None
     ) -> AnsweredStep:
         """A loss whose gradient is the released mean; its value says how long that is, less what is noise.
 
@@ -329,7 +328,7 @@ class FinetuneRun(DescentRun[LossGradientReply]):
         noise = self.declared.sum.sigma / self.plan.batch_size
         length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
         loss = gradient_term(self.parameters, gradient)
-        return AnsweredStep(drawn.number, loss, length, 1.0, drawn.request_id)
+        return AnsweredStep(drawn.number, loss, length, drawn.request_id)
 
 
 def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:

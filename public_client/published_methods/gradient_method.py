@@ -86,14 +86,13 @@ class GradientMethod(Method):
         """Names of the parameters that receive the sanitized gradient."""
 
     def ready(self, extractor: nn.Module, record_shape: tuple[int, ...]) -> Declarable:
-        """What a run of an extractor declares, its adapters within it."""
+        """What a run of an extractor declares."""
         return Declarable.of(extractor, record_shape, self.names(extractor))
 
     def declarable(
         self,
         extractor: nn.Module,
         record_shape: tuple[int, ...],
-        own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
         return self.ready(extractor, record_shape)

@@ -121,7 +121,6 @@ class PseudoLabels(Method):
         self,
         extractor: nn.Module,
         record_shape: tuple[int, ...],
-        own: nn.Module | None,
         classifier: nn.Module | None = None,
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the components are not yet the source's.

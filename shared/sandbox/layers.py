@@ -11,12 +11,9 @@ from torch.nn import functional
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import adapters
-from dpswd.shared.sandbox.attributes import Attributes, extent, flag, integer, integers, small_epsilon, window
+from dpswd.shared.sandbox.attributes import Attributes, extent, flag, integers, small_epsilon, window
 from dpswd.shared.sandbox.grouped import grouped_linear
 from dpswd.shared.sandbox.operations import Operation, Shape, convolved, declared, need_rank, same, spatial
-
-MAX_KNOTS = 256
-"""Most knots of a monotone column map; each costs one parameter a column, so useful maps have a handful."""
 
 Tensors = Callable[[Attributes], dict[str, Shape]]
 
@@ -144,12 +141,6 @@ def _image_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     return same(inputs, at)
 
 
-def _low_rank_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
-    if at["rank"] > at["features"]:
-        raise InvalidValue(f"rank {at['rank']} is more than the {at['features']} features")
-    return declared("features", -1)(inputs, at)
-
-
 LAYERS: tuple[Operation, ...] = (
     _convolution(1),
     _convolution(2),
@@ -238,30 +229,6 @@ LAYERS: tuple[Operation, ...] = (
         apply=lambda x, _at, w: x[0] * w["gain"] + w["bias"],
         parameters=_vectors("features", "gain", "bias"),
         work=lambda _i, out, _a: 2 * math.prod(out),
-    ),
-    Operation(
-        name="low_rank_affine",
-        about="adapters.LowRankAffine: identity plus a product of two thin matrices",
-        attributes={"features": extent, "rank": extent},
-        shape=_low_rank_shape,
-        apply=lambda x, _at, w: adapters.low_rank_affine(x[0], w["left"], w["right"], w["bias"]),
-        parameters=lambda at: {
-            "left": (at["features"], at["rank"]),
-            "right": (at["rank"], at["features"]),
-            "bias": (at["features"],),
-        },
-        work=lambda _i, out, at: 4 * math.prod(out) * int(at["rank"]),
-    ),
-    Operation(
-        name="monotone_columns",
-        about="adapters.MonotoneColumns: an increasing piecewise-linear map a column",
-        attributes={"columns": extent, "knots": integer(2, MAX_KNOTS)},
-        shape=declared("columns", -1),
-        apply=lambda x, _at, w: adapters.monotone_columns(x[0], w["knots"], w["log_slope"], w["offset"]),
-        parameters=lambda at: {"log_slope": (at["columns"], at["knots"] + 1), "offset": (at["columns"],)},
-        buffers=lambda at: {"knots": (at["columns"], at["knots"])},
-        work=lambda _i, out, at: 6 * math.prod(out) * int(at["knots"]),
-        inner=lambda _i, out, at: 3 * math.prod(out) * int(at["knots"]),
     ),
 )
 """Their order is that of the list in docs/ml-team/extractors.md."""
