@@ -7,7 +7,7 @@ Usage::
     model.save("adapted.safetensors")
 
 With a `Federation` in the hospital's place, each site gets a model of its own, trained in parallel with the others, or,
-with ``shared=True``, all sites train one, or models that learn from each other (`Finetune.own_models`). A site that
+with ``shared=True``, all sites train one, or models that learn from each other (`Statistics.own_shares`). A site that
 fails is set aside and reported (`reports`); `fit` raises only when none is left.
 """
 
@@ -73,9 +73,9 @@ class DomainAdaptation:
         classifier: features to scores; never leaves the client.
         hospital: the connection, or a `Federation` of several.
         plan: from `Hospital.plan`; by name, from `Federation.plan`.
-        shared: whether several sites train together: one model (one network on all sites' views), or
-            models that learn from each other where the method has such (`Finetune.own_models`,
-            `Statistics.own_shares`). Methods that train all weights always do.
+        shared: whether several sites train together: one model (one network on all sites' views), or models that learn
+            from each other where the method has such (`Statistics.own_shares`). Methods that train all weights always
+            do.
         view: what the replay fits, in the place of the ready view for the kind of record: the
             identity of a `tables.TableView` for tables with gaps.
         contract: what the team declares of its source (range, names of columns and classes, units), compared with
