@@ -20,7 +20,7 @@ BUDGETS = {
     "private_curator/books": 3_095,
     "private_curator/cli": 2_479,
     "private_curator/observability": 527,
-    "private_curator/operator": 3_333,
+    "private_curator/operator": 3_327,
     "private_curator/records": 1_823,
     "private_curator/serving": 1_687,
     "private_curator/settings": 516,
