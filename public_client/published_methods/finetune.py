@@ -117,10 +117,7 @@ class Finetune(Method):
         return f"{what}, by gradients of the hospital's own labels"
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the classifier's axes are not yet.
 

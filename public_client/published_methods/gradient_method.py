@@ -90,10 +90,7 @@ class GradientMethod(Method):
         return Declarable.of(extractor, record_shape, self.names(extractor))
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         return self.ready(extractor, record_shape)
 

@@ -66,10 +66,7 @@ class Method(Recipe):
         return None
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         """What the runs of a source extractor would declare: by default that alone, with nothing adapted.
 

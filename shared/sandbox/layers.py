@@ -85,7 +85,7 @@ def _two_channels(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gives a grey image (1, h, w) a second channel of zeros, with zero weights, on a CPU.
 
     One channel fits both memory layouts and torch then takes the one in which it pools at an eighth of the speed; with
-    two channels the layout of the weights (`Extractor`) decides. Measured in benchmarks/extractor.py.
+    two channels the layout of the weights (`Extractor`) decides.
     """
     if x.device.type != "cpu" or x.shape[0] != 1:
         return x, weight
