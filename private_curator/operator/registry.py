@@ -74,9 +74,9 @@ def _entry(record: Record) -> dict[str, Any]:
     own = {name: stated(record, name).text.partition(": ")[2] for name in _NEEDED}
     mechanisms = [f"Gaussian noise on: {', '.join(sorted({run.mechanism for run in record.runs}))}."]
     mechanisms += [said[one] for one in ("Floating point", "Times", "Randomness", "Vulnerabilities and versions")]
-    known = {name: field["says"] for name, field in _FIELDS.items() if "says" in field}
-    known |= {name: said[field["item"]] for name, field in _FIELDS.items() if "item" in field}
-    return known | {
+    entry = {name: field["says"] for name, field in _FIELDS.items() if "says" in field}
+    entry |= {name: said[field["item"]] for name, field in _FIELDS.items() if "item" in field}
+    return entry | {
         "url_slug": re.sub(r"[^a-z0-9]+", "_", seen.name.lower()).strip("_") or "data_set",
         "deployment.basic.name": seen.name,
         "deployment.basic.data_curators": [own["controller"]],
