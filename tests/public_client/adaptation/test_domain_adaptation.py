@@ -11,7 +11,7 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.methods import method_kinds
-from dpswd.public_client.published_methods.aligned_run import AlignedRun
+from dpswd.public_client.published_methods.all_weights import AlignedRun
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core import errors
