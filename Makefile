@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types checked format proto lock bom audit docs settings-page accountant-table proofs-reviewed clean
+.PHONY: help demo test test-quick test-containers test-exhaustive set-up lint types format proto lock bom audit docs settings-page accountant-table proofs-reviewed clean
 
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
@@ -47,11 +47,15 @@ demo: set-up
 
 # The container tests start an engine of their own (root and Debian), or use the one in DOCKER_HOST; where there can be
 # none they are skipped, and the summary says so.
-test: set-up checked
-	$(BIN)/pytest --numprocesses $(WORKERS) $(ARGS)
+test: set-up lint
+	@$(TESTED) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
-test-quick: set-up checked
-	$(BIN)/pytest --numprocesses $(WORKERS) -m "not containers and not end_to_end and not long and not exhaustive" $(ARGS)
+test-quick: set-up lint
+	@$(TESTED) -m "not containers and not end_to_end and not long and not exhaustive" $(ARGS); tests=$$?; wait $$types && exit $$tests
+
+# Types are looked at beside the tests, and behind them where processors are short. Before the tests begin their bytecode
+# is written: each test process would compile all of it for itself.
+TESTED = { nice $(BIN)/mypy; } & types=$$!; $(BIN)/pytest --collect-only --quiet >/dev/null; $(BIN)/pytest --numprocesses $(WORKERS)
 
 test-containers: set-up
 	$(BIN)/pytest -m containers --timeout 7200 $(ARGS)
@@ -71,10 +75,6 @@ lint: set-up
 
 types: set-up
 	$(BIN)/mypy
-
-# While one core looks at types, another writes the tests' bytecode: each test process would compile all of it for itself.
-checked: lint
-	$(BIN)/pytest --collect-only --quiet >/dev/null & $(BIN)/mypy; status=$$?; wait; exit $$status
 
 format: set-up
 	$(BIN)/ruff format .

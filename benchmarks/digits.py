@@ -53,7 +53,6 @@ METHODS = {
     "varied": "source-only, tuned as a replay but without a release",
     "non-private": "non-private SWD, all weights, both branches",
     "replay": "one release replayed (`--method replay`)",
-    "adapter": "adapter, sanitized gradients (`--method adapter`)",
     "rows": "the paper's rows, all weights",
 }
 """Title of each, for the reader."""
@@ -222,7 +221,7 @@ def _section(task: str, geometry: str, runs: Sequence[dict[str, Any]]) -> list[s
             if run["seed"] in ceilings
         ]
         first = group[0]
-        private = first["method"] in ("replay", "adapter", "rows")
+        private = first["method"] in ("replay", "rows")
         cells = [
             METHODS[first["method"]],
             f"{max(run['spent'] for run in group):.4g}" if private else "",

@@ -1,7 +1,6 @@
 """Adult by occupation: each is a labelled hospital, one is the public source; label and covariate shift at once.
 
     python -m benchmarks.labelled_occupations run --data-dir ../shared/data     # anew, beside what is on file
-    python -m benchmarks.labelled_occupations choose --data-dir ../shared/data  # steps and clip of scoring, elsewhere
     python -m benchmarks.labelled_occupations summary
 
 needs adult.npz in the folder (UCI Adult, CC BY 4.0). The source is the occupation of code 1, 6,112 people of whom 23%
@@ -9,17 +8,17 @@ earn more than 50K, about as in all; hospitals are the nine others with at least
 Each holds 70% of its people, drawn anew for every seed, and is tested on the rest. Numeric columns are scaled to -1..1,
 categories of up to nine codes are one-hot, the source's mean is taken off. Every release passes through the mock
 curator. The same linear classifier trained on the hospital's own labels, without privacy, is where the way ends.
-`choose` deals the same people by other columns to hospitals, and looks at nothing by occupation.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +32,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import records
 from benchmarks.labelled import HeldRecords, Site
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
-from dpswd.public_client.adaptation.federation import Federation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.methods import Recalibrate, Statistics
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.published_methods import Finetune
 from dpswd.public_client.training.method import Method
 
 RESULTS = Path(__file__).parent / "results" / "labelled-occupations.json"
 DELTA = 1e-5
 EPSILONS, SEEDS = (1.0, 0.2), tuple(range(20))
-_SCORING = Finetune(descent="scoring")
-PRIVATE = {
-    "statistics": Statistics(), "recalibrate": Recalibrate(), "finetune": Finetune(),
-    "scoring": _SCORING,
-}  # fmt: skip
-TOGETHER = {"scoring together": _SCORING, "scoring, one model": replace(_SCORING, own_models=False)}
-FIRST_SEEDS = {"statistics": 3, "recalibrate": 3, "finetune": 3, "scoring, one model": 3}
-"""Worse than the source in three seeds, or much worse than own models, or come later; not run in more."""
+PRIVATE = {"statistics": Statistics(), "recalibrate": Recalibrate(), "finetune": Finetune()}
+FIRST_SEEDS = {"statistics": 3, "recalibrate": 3, "finetune": 3}
+"""Worse than the source in three seeds, or come later; not run in more."""
 _MANY = 10  # seeds
 _CODES, _MOST = 9, 6200  # codes of a one-hot column; people of a hospital (other columns have larger groups)
 
@@ -71,10 +63,6 @@ class Dealing:
 
 
 REPORTED = Dealing("occupation", 1, 2000)
-OTHERS = (
-    Dealing("workclass", 4, 1400), Dealing("marital-status", 0, 1400), Dealing("relationship", 3, 1400),
-    Dealing("education-num", 9, 1400),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,38 +83,19 @@ class Task:
     trained: tuple[Tensor, Tensor]
     tested: tuple[Tensor, Tensor]
 
-    def reached(self, method: Method, *, epsilon: float, seed: int, steps: int | None = None) -> float:
-        """Accuracy in percent of what a method makes of the source's classifier."""
-        hospital = self.hospital(seed)
-        model = self.model(hospital, hospital.plan(method, epsilon=epsilon, steps=steps), seed=seed)
-        return 100.0 * model.score(*self.tested)
-
-    def hospital(self, seed: int) -> Hospital:
-        """The mock curator of its people, with noise of a seed."""
+    def reached(self, method: Method, *, epsilon: float, seed: int) -> float:
+        """Accuracy in percent of what a method makes of the source's classifier, with noise of a seed."""
         site = Site(self.trained[0].numpy(), self.trained[1].numpy())
-        return Hospital(HeldRecords(site, classes=2, delta=DELTA, seed=seed))
-
-    def model(self, hospital: Hospital | Federation, plan: Plan | Mapping[str, Plan], *, seed: int) -> DomainAdaptation:
-        """What is made of the source's classifier, which all hospitals of a seed have in common."""
-        classifier = nn.Linear(self.start.in_features, 2)
-        classifier.load_state_dict(self.start.state_dict())
+        hospital = Hospital(HeldRecords(site, classes=2, delta=DELTA, seed=seed))
         model = DomainAdaptation(
-            nn.Identity(), classifier, hospital=hospital, plan=plan, shared=isinstance(hospital, Federation), seed=seed,
-            device="cpu", source_epochs=0,
+            nn.Identity(), copy.deepcopy(self.start), hospital=hospital, plan=hospital.plan(method, epsilon=epsilon),
+            seed=seed, device="cpu", source_epochs=0,
         )  # fmt: skip
-        return model.fit(DataLoader(self.source, batch_size=512), progress=False)
+        return 100.0 * model.fit(DataLoader(self.source, batch_size=512), progress=False).score(*self.tested)
 
 
 Measure = Callable[[Sequence[Task], int], list[float]]
 """Of a seed's hospitals, the accuracies in percent."""
-
-
-def reached_together(dealt: Sequence[Task], method: Method, *, epsilon: float, seed: int) -> list[float]:
-    """Accuracy in percent of what a method makes for each hospital where all train together, each at this epsilon."""
-    hospitals = Federation({str(task.code): task.hospital(1000 * seed + task.code) for task in dealt})
-    model = dealt[0].model(hospitals, hospitals.plan(method, epsilon=epsilon), seed=seed)
-    assert all(report["charged_epsilon"] <= epsilon for report in model.reports)
-    return [100.0 * model.score(*task.tested, site=str(task.code)) for task in dealt]
 
 
 def tasks(path: Path, dealing: Dealing, *, seed: int) -> Iterator[Task]:
@@ -166,10 +135,6 @@ def _alone(method: Method, epsilon: float) -> Measure:
     return lambda dealt, seed: [task.reached(method, epsilon=epsilon, seed=seed) for task in dealt]
 
 
-def _together(method: Method, epsilon: float) -> Measure:
-    return lambda dealt, seed: reached_together(dealt, method, epsilon=epsilon, seed=seed)
-
-
 def source(dealt: Sequence[Task], _: int) -> list[float]:
     """Where the way begins."""
     return [_accuracy(task.start, *task.tested) for task in dealt]
@@ -189,7 +154,6 @@ def all_labels(dealt: Sequence[Task], _: int) -> list[float]:
 MEASURES: dict[str, Measure] = {
     "source": source,
     **{f"{name} {e:g}": _alone(method, e) for name, method in PRIVATE.items() for e in EPSILONS},
-    **{f"{name} {e:g}": _together(method, e) for name, method in TOGETHER.items() for e in EPSILONS},
     "all labels": all_labels,
     "own labels": own_labels,
 }
@@ -210,34 +174,6 @@ def _measured(dealt: Callable[[], list[Task]], name: str, seed: int) -> records.
     codes = [str(task.code) for task in dealing]
     counts = [len(task.trained[1]) for task in dealing]
     return {"accuracy": dict(zip(codes, reached, strict=True)), "records": dict(zip(codes, counts, strict=True))}
-
-
-def choose(path: Path) -> None:
-    """Steps and clip of scoring, by other columns: mean points below training on the hospitals' labels.
-
-    At epsilon 1; a last line at 5 says whether more budget is worse.
-    """
-    dealt = {dealing.column: [*tasks(path, dealing, seed=0)] for dealing in OTHERS}
-    ends = {column: (source(column_tasks, 0), own_labels(column_tasks, 0)) for column, column_tasks in dealt.items()}
-
-    def show(head: str, reached: dict[str, list[float]]) -> None:
-        below = {
-            column: statistics.mean(ends[column][1]) - statistics.mean(values) for column, values in reached.items()
-        }
-        words = ", ".join(f"{column} {points:.2f}" for column, points in below.items())
-        print(f"{head}: {words}; mean {statistics.mean(below.values()):.2f}", flush=True)
-
-    show("source", {column: values for column, (values, _) in ends.items()})
-    tried = (
-        (3, None, 1.0), (6, None, 1.0), (10, None, 1.0), (20, None, 1.0), (10, 1.5, 1.0), (10, None, 5.0),
-    )  # fmt: skip
-    for steps, clip, epsilon in tried:
-        method = replace(_SCORING, clip_norm=clip)
-        reached = {
-            column: [task.reached(method, epsilon=epsilon, seed=0, steps=steps) for task in column_tasks]
-            for column, column_tasks in dealt.items()
-        }
-        show(f"epsilon {epsilon:g}, {steps} steps, clip {clip or 'by default'}", reached)
 
 
 def fitted(x: Tensor, y: Tensor) -> nn.Linear:
@@ -296,7 +232,7 @@ def _way(gained: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "choose", "summary"))
+    parser.add_argument("command", choices=("run", "summary"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--format", choices=("json", "text"), default="text")
     records.options(parser, RESULTS, seeds=SEEDS)
@@ -305,11 +241,7 @@ def main() -> None:
         if arguments.data_dir is None:
             parser.error("--data-dir is needed")
         torch.set_num_threads(1)
-        path = arguments.data_dir / "adult.npz"
-        if arguments.command == "choose":
-            choose(path)
-        else:
-            records.Rows(RESULTS, arguments.results).run(jobs(path, arguments.seeds))
+        records.Rows(RESULTS, arguments.results).run(jobs(arguments.data_dir / "adult.npz", arguments.seeds))
         return
     runs = records.read(arguments.results or RESULTS)
     means = {name: round(statistics.mean(values.values()), 2) for name, values in summary(runs).items() if values}

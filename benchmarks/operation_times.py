@@ -223,8 +223,6 @@ CASES: tuple[Case, ...] = (
     Case("affine_warp2d", _IMAGE),
     Case("channel_affine", _IMAGE, {"channels": 16}),
     Case("feature_affine", _VECTOR, {"features": 16384}),
-    Case("low_rank_affine", ((512,),), {"features": 512, "rank": 4}),
-    Case("monotone_columns", ((512,),), {"columns": 512, "knots": 16}),
     Case("divide", _VECTOR * 2),
     Case("divide", ((16, 32, 32), (16, 1, 1)), label="by a channel's"),
     Case("less", _VECTOR * 2),

@@ -138,22 +138,19 @@ class Prepared:
     def local(self, lab: Laboratory, engine: LocalEngine) -> float:
         """Seconds of the same computation as a function call: sample, extract, clip, project, noise, gradient."""
         payload = prepared(self.run, self.source, self.flat).payload
-        request = self.admitted.admit_step(payload, public=_nothing_uploaded, limits=Limits())
+        request = self.admitted.admit_step(payload, limits=Limits())
         begun = time.perf_counter()
         with flushed_denormals(), engine.session(self.extractor) as session:
             computed(request, session, lab)
         return time.perf_counter() - begun
 
     def information(self, release: StepRelease) -> int:
-        """Bytes of one step: 16 bits for each released value, 32 for each adapted parameter, nothing else."""
+        """Bytes of one step: 16 bits for each released value, 32 for each number that the step brings, nothing else."""
         reply = self.admitted.mechanism.reply.from_bytes(release.payload)
-        if self.flat is None:
+        if self.flat is None or self.source is None:
             return 2 * int(reply.values.values.size)
-        return 2 * int(reply.sliced.values.values.size + reply.gradient.values.size) + self.flat.nbytes
-
-
-def _nothing_uploaded(digest: str) -> np.ndarray:
-    raise AssertionError(f"local steps bring their source; {digest} is not looked for")
+        brought = self.flat.nbytes + self.source.nbytes
+        return 2 * int(reply.sliced.values.values.size + reply.gradient.values.size) + brought
 
 
 @contextmanager
@@ -200,11 +197,9 @@ def bytes_on_the_wire(rows: Rows, steps: int) -> list[Row]:
 
     def measured(case: Timed, proxy: CountingProxy, curator: Curator) -> Row:
         ready = Prepared.of(curator, case, steps + 1)
-        # Source features are uploaded once, as the client's own training does.
-        source = None if ready.source is None else curator.upload_source(ready.source)
 
         def step() -> StepRelease:
-            return curator.send(prepared(ready.run, source, ready.flat))
+            return curator.send(prepared(ready.run, ready.source, ready.flat))
 
         information = ready.information(step())
         before = proxy.counted

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpswd.public_client.methods import Method, Recalibrate, Replay, Statistics
     from dpswd.public_client.methods.evaluation import Evaluate
     from dpswd.public_client.plans.plan import Plan
-    from dpswd.public_client.published_methods import Adapter, AllWeights, Dpda, Finetune, PseudoLabels, Rows
+    from dpswd.public_client.published_methods import AllWeights, Dpda, Finetune, PseudoLabels, Rows
     from dpswd.public_client.published_methods.transport import Transport, transported
     from dpswd.public_client.replay.missing_columns import TableView
     from dpswd.public_client.testing.local_hospital import LocalHospital
@@ -62,7 +62,6 @@ _MODULES = {
     "dpswd.public_client.generation": ("Generator", "Replayed", "load_generator"),
     "dpswd.public_client.methods": ("Method", "Recalibrate", "Replay", "Statistics"),
     "dpswd.public_client.published_methods": (
-        "Adapter",
         "AllWeights",
         "Dpda",
         "Finetune",
@@ -82,7 +81,6 @@ __version__ = metadata.version("dpswd")
 
 __all__ = [
     "Adapted",
-    "Adapter",
     "AllWeights",
     "BudgetExhausted",
     "CredentialsInvalid",

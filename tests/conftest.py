@@ -46,6 +46,15 @@ def true_starts():
         yield
 
 
+@pytest.fixture(scope="module")
+def short_tuning():
+    """For a module in which the ladder is climbed, or replays are tuned, whose length proves nothing."""
+    from short_tuning import shortened
+
+    with shortened():
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """A real PostgreSQL server of this session's own. Where there can be none, the tests that ask are skipped."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpswd import Method
 from dpswd.public_client.plans.recipe import not_positive
-from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource, PublicStep, align
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
 from dpswd.public_client.training.run import DrawnStep
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.mechanisms.interface import RunSize
@@ -28,7 +28,6 @@ class MatchMeans(Method):
     """Moves the target's features until their mean is the source's."""
 
     name = "match-means"
-    target_side = True
 
     clip_norm: float = 4.0
 
@@ -46,12 +45,12 @@ class MatchMeans(Method):
         return MeanDeclaration(self.clip_norm, 2.0 * self.clip_norm * run.noise)
 
     def open(self, curator, plan, extractor):
-        ready = self.declarable(extractor, plan.record_shape, None)
+        ready = self.declarable(extractor, plan.record_shape)
         return MeansRun(curator, ready, plan, move=Move(ready.graph.feature_dimension)).open()
 
     def begin(self, group, training):
         shape = group.record_shape()
-        ready = self.declarable(training.model.extractor, shape, None)
+        ready = self.declarable(training.model.extractor, shape)
         move = Move(ready.graph.feature_dimension)
 
         group.charge_each(
@@ -62,7 +61,7 @@ class MatchMeans(Method):
     def fit(self, group, training):
         optimizer = torch.optim.Adam(group.live[0].run.move.parameters(), lr=self.learning_rate)
         step = PublicStep(training.features)
-        align(group, optimizer, lambda: step, lambda _: 1.0, training, averaging=self.averaging)
+        align(group, optimizer, lambda: step, training, averaging=self.averaging)
 
 
 class Move(nn.Module):
@@ -100,5 +99,5 @@ class MeansRun(DescentRun):
     def answered(self, source, drawn, feature_map=None):
         self.drawn.append(drawn)
         target = drawn.reply.total.to_tensor() / self.plan.batch_size
-        loss = (target + self.move.layer.bias - PublicSource.of(source).mean(dim=0)).square().sum()
-        return AnsweredStep(drawn.number, loss, float(loss.detach()), 1.0, drawn.request_id)
+        loss = (target + self.move.layer.bias - source.mean(dim=0)).square().sum()
+        return AnsweredStep(drawn.number, loss, float(loss.detach()), drawn.request_id)

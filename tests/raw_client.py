@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
 from torch import nn
 
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.core.mechanisms.interface import Payload
-from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.core.wire.v1 import curator_pb2_grpc as pb_grpc
@@ -67,10 +65,6 @@ class RawClient:
         graph = trace(module, tuple(self.describe().record_shape))
         uploaded = self.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(module, graph)))
         return {"graph_digest": uploaded.graph_digest, "weights_digest": uploaded.weights_digest}
-
-    def upload_source(self, features: np.ndarray) -> str:
-        request = pb.UploadSourceRequest(features=arrays.encode_floats(features))
-        return _called(self._stub.UploadSource, request).source_digest
 
     def open_run(
         self,

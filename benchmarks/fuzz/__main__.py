@@ -25,7 +25,7 @@ from benchmarks.fuzz.site import Finding, Site
 from benchmarks.records import Row, Rows, options, table, written
 
 RESULTS = Path(__file__).parents[1] / "results" / "fuzz.json"
-SHARES = {"Describe": 1, "UploadExtractor": 5, "UploadSource": 4, "OpenRun": 2, "DrawStep rows": 4,
+SHARES = {"Describe": 1, "UploadExtractor": 9, "OpenRun": 2, "DrawStep rows": 4,
           "DrawStep quantiles": 2, "DrawStep gradient of rows": 5, "DrawStep gradient of quantiles": 3,
           "DrawStep evaluation": 3, "DrawStep labelled_gradient": 4, "RequestBudget": 1}  # fmt: skip
 """How often each kind of request is drawn. A run of new parameters takes up to a second, others about a millisecond."""

@@ -126,8 +126,6 @@ ATTRIBUTES: Mapping[str, Callable[[random.Random, Shape], dict[str, Any]]] = {
     "prelu": lambda r, s: {"num_parameters": r.choice((1, s[0]))},
     "channel_affine": lambda _, s: {"channels": s[0]},
     "feature_affine": lambda _, s: {"features": s[-1]},
-    "low_rank_affine": lambda r, s: {"features": s[-1], "rank": r.randint(1, s[-1])},
-    "monotone_columns": lambda r, s: {"columns": s[-1], "knots": r.randint(2, 5)},
     "leaky_relu": lambda r, _: {"negative_slope": r.random()},
     "elu": lambda r, _: {"alpha": r.uniform(0.1, 3.0)},
     "softplus": lambda r, _: {"beta": r.choice((1e-3, 1.0, 1e3)), "threshold": r.choice((1.0, 20.0, 1e3))},

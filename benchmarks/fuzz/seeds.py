@@ -18,7 +18,6 @@ from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import ScoresDeclaration, ScoresRequest
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
@@ -48,8 +47,6 @@ def make(site: Site) -> Seeds:
         for module in (dense, convolution, nn.Sequential(nn.Flatten(), nn.Linear(pixels, CLASSES)))
     )
     features = np.random.default_rng(1).standard_normal((_BATCH, 5), dtype=np.float32)
-    seeds["UploadSource"] = [pb.UploadSourceRequest(features=arrays.encode_floats(features))]
-    digest = site.call("UploadSource", seeds["UploadSource"][0]).source_digest  # type: ignore[attr-defined]
     names = ("1.weight", "1.bias")
     adapted = module_weights(dense, trace(dense, RECORD_SHAPE))
     flat = np.concatenate([np.asarray(adapted[name], dtype=np.float32).ravel() for name in names])
@@ -67,7 +64,7 @@ def make(site: Site) -> Seeds:
         "gradient of rows": (
             extractor | common,
             GradientDeclaration("rows", mapped, summed, _BATCH),
-            [GradientRequest(features, flat, public_map), GradientRequest(digest, flat, public_map)],
+            [GradientRequest(features, flat, public_map), GradientRequest(features, flat)],
         ),
         "gradient of quantiles": (
             extractor | common,

@@ -161,7 +161,6 @@ def accuracy_against_epsilon(path: Path) -> None:
         _levels(axis, own)
         for method, color, label in (
             ("replay", "#0072b2", "one release, replayed (--method replay)"),
-            ("adapter", "#009e73", "adapter, sanitized gradients"),
             ("rows", "#d55e00", "rows, all weights (the paper's release)"),
         ):
             _curve(axis, [run for run in own if run["method"] == method], color, label)

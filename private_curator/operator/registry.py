@@ -1,14 +1,16 @@
 """An entry for the deployments registry of differential privacy (registry.opendp.org), tier 3.
 
-Its fields are the published ones, as the registry's schema of 2026-07-15 has them; a test holds it to them. Where one
-wants what only an operator knows, it holds the operator's statement.
+Its fields are the published ones (``registry.toml``), and an entry that is not of them is refused. Where one wants what
+only an operator knows, it holds the operator's statement.
 """
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dpswd.private_curator.operator.officer import TEXTS, items, stated
@@ -17,6 +19,15 @@ from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import SettingsError
 
 _NEEDED = ("controller", "region", "purpose")
+_SCHEMA = importlib.resources.files("dpswd.private_curator.operator").joinpath("registry.toml")
+_FIELDS: Mapping[str, Any] = {each["name"]: each for each in tomllib.loads(_SCHEMA.read_text("utf-8"))["fields"]}
+_FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str) and value != "",
+    "number": lambda value: isinstance(value, float),
+    "day": lambda value: isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value) is not None,
+    "names": lambda value: isinstance(value, list) and bool(value) and all(map(_FORMS["text"], value)),
+}
+"""What a field takes, where it is not one of some values."""
 
 
 def registry_entry(record: Record) -> str:
@@ -33,7 +44,27 @@ def registry_entry(record: Record) -> str:
         )
     if not record.runs:
         raise SettingsError("nothing was released yet, so there is no deployment to register; run it after a release")
-    return "\n".join(_yaml(_entry(record))) + "\n"
+    return written(_entry(record))
+
+
+def written(entry: Mapping[str, Any]) -> str:
+    """An entry, by its fields' names with dots, as YAML.
+
+    Raises:
+        SettingsError: a field is missing, unknown, or has another value than it may have.
+    """
+    wrong = [f"{name} is missing" for name in _FIELDS if name not in entry]
+    wrong += [f"{name} is no field" for name in entry if name not in _FIELDS]
+    for name, field in _FIELDS.items():
+        takes = field["takes"]
+        if name in entry and not (entry[name] in takes if isinstance(takes, list) else _FORMS[takes](entry[name])):
+            wrong.append(f"{name} is {entry[name]!r}; it takes {takes}")
+    if wrong:
+        raise SettingsError(
+            f"the registry would not take this entry: {'; '.join(wrong)}. State anew what is an operator's, or write "
+            "it by hand"
+        )
+    return "\n".join(_yaml(entry)) + "\n"
 
 
 def _entry(record: Record) -> dict[str, Any]:
@@ -41,76 +72,39 @@ def _entry(record: Record) -> dict[str, Any]:
     epsilon, delta = promised_to_person(seen.epsilon, seen.delta, k)
     said = {item.title: " ".join(answer.text for answer in item.answers if answer.source) for item in items(record)}
     own = {name: stated(record, name).text.partition(": ")[2] for name in _NEEDED}
-    many = "Many releases" if seen.steps_charged > 1 else "One release"
-    interactive = "Teams with certificates that the operator has signed ask; all share one budget and may collude."
-    return {
+    mechanisms = [f"Gaussian noise on: {', '.join(sorted({run.mechanism for run in record.runs}))}."]
+    mechanisms += [said[one] for one in ("Floating point", "Times", "Randomness", "Vulnerabilities and versions")]
+    entry = {name: field["says"] for name, field in _FIELDS.items() if "says" in field}
+    entry |= {name: said[field["item"]] for name, field in _FIELDS.items() if "item" in field}
+    return entry | {
         "url_slug": re.sub(r"[^a-z0-9]+", "_", seen.name.lower()).strip("_") or "data_set",
-        "status": "Draft",
-        "tier": 3,
-        "deployment": {
-            "basic": {
-                "name": seen.name,
-                "data_curators": [own["controller"]],
-                "intended_use": own["purpose"],
-                "data_product_type": "Machine learning model",
-                "data_product_region": own["region"],
-                "description": "Noised statistics of records, from which teams adapt or train models (dpswd).",
-                "publication_date": record.runs[0].opened[:10],
-                "data_product_sector": "Healthcare",
-            },
-            "dp_variant": {
-                "variant_name": "Approximate DP",
-                "data_domain": f"All data sets of {seen.records} records of the declared form.",
-                "unprotected_quantities": "; ".join(f"{each['name']}: {each['why']}" for each in TEXTS["unprotected"]),
-            },
-            "privacy_loss": {
-                "privacy_unit": said["Unit of privacy"],
-                "privacy_unit_details": said["Neighbouring data sets"],
-                "privacy_parameters": {"epsilon": epsilon, "delta": delta},
-                "privacy_parameters_details": said["Privacy parameters"],
-            },
-            "deployment_model": {
-                "model_name": "Central",
-                "model_name_details": "One curator at the hospital; what leaves it is noised before.",
-                "actors": said["Trust model"],
-                "release_type": many,
-                "release_type_details": said["Renewals, and a person who stays"],
-                "data_source_type": "Static",
-                "data_source_type_details": "Other values than at first are refused until the operator accepts them.",
-                "access_type": "Interactive",
-                "access_type_details": interactive,
-            },
-            "accounting": {
-                "post_processing": said["Post-processing"],
-                "composition": said["Composition, second accountant"],
-            },
-            "implementation": {
-                "preprocessing_and_hyperparameter_tuning": "Ranges and classes are declared by the operator, not taken "
-                "from the data; what a team tunes by replies is charged.",
-                "mechanisms": " ".join(
-                    [f"Gaussian noise on: {', '.join(sorted({run.mechanism for run in record.runs}))}."]
-                    + [
-                        said[title]
-                        for title in ("Floating point", "Times", "Randomness", "Vulnerabilities and versions")
-                    ]
-                ),
-                "justification": said["Proofs"],
-            },
-            "administrative": {
-                "sources": "https://registry.opendp.org",
-                "notes": said["Audit"],
-                "registry_authors": [record.home.operator],
-            },
-        },
+        "deployment.basic.name": seen.name,
+        "deployment.basic.data_curators": [own["controller"]],
+        "deployment.basic.intended_use": own["purpose"],
+        "deployment.basic.data_product_region": own["region"],
+        "deployment.basic.publication_date": record.runs[0].opened[:10],
+        "deployment.dp_variant.data_domain": f"All data sets of {seen.records} records of the declared form.",
+        "deployment.dp_variant.unprotected_quantities": "; ".join(
+            f"{each['name']}: {each['why']}" for each in TEXTS["unprotected"]
+        ),
+        "deployment.privacy_loss.privacy_parameters.epsilon": epsilon,
+        "deployment.privacy_loss.privacy_parameters.delta": delta,
+        "deployment.deployment_model.release_type": "Many releases" if seen.steps_charged > 1 else "One release",
+        "deployment.implementation.mechanisms": " ".join(mechanisms),
+        "deployment.administrative.registry_authors": [record.home.operator],
     }
 
 
-def _yaml(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Lines of YAML; scalars are JSON, which YAML reads as it is."""
-    for name, each in value.items():
-        if isinstance(each, dict):
-            yield f"{indent}{name}:"
-            yield from _yaml(each, f"{indent}  ")
-        else:
-            text = json.dumps(each, ensure_ascii=False)
-            yield f"{indent}{name}: {text.replace('e', '.0e') if isinstance(each, float) and '.' not in text else text}"
+def _yaml(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of YAML, in the fields' order; scalars are JSON, which YAML reads as it is."""
+    above: list[str] = []
+    for path in _FIELDS:
+        *folders, name = path.split(".")
+        for depth, folder in enumerate(folders):
+            if above[: depth + 1] != folders[: depth + 1]:
+                yield f"{'  ' * depth}{folder}:"
+        above = folders
+        each = entry[path]
+        text = json.dumps(each, ensure_ascii=False)
+        text = text.replace("e", ".0e") if isinstance(each, float) and "." not in text else text
+        yield f"{'  ' * len(folders)}{name}: {text}"

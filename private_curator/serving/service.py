@@ -19,7 +19,6 @@ from importlib import metadata
 from typing import Any, ClassVar, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 from grpc_status import rpc_status
@@ -53,13 +52,12 @@ from dpswd.shared.core.errors import (
 )
 from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES
 from dpswd.shared.core.mechanisms.declared import AdmittedRun
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, FloatArray, Limits, PublicArrays
+from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Limits
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.steps.admission import admit_run, offered
-from dpswd.shared.core.wire import arrays, limits
+from dpswd.shared.core.wire import limits
 from dpswd.shared.core.wire.checks import invalid, positive, positive_or_zero
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
-from dpswd.shared.core.wire.payloads import float_bytes
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol import status
 from dpswd.shared.protocol.contract import DataContract
@@ -103,7 +101,7 @@ class CuratorService:
         mechanisms: what may be released.
         data_set: the public facts of the data set.
         contract: what the operator declares of the records' values.
-        uploads: extractors and source features.
+        uploads: extractors.
         extractors: builds extractors from uploads.
         pipeline: computes and releases steps.
         trials: measures steps before they are charged.
@@ -312,14 +310,6 @@ class CuratorService:
             graph_digest=graph, weights_digest=weights, feature_dimension=facts.feature_dimension
         )
 
-    def _upload_source(self, client: Client, request: pb.UploadSourceRequest) -> pb.UploadSourceResponse:
-        most = self.limits.max_source_features
-        features = arrays.decode_floats(request.features, field="features", max_values=limits.MAX_MESSAGE_BYTES // 4)
-        if features.ndim != 2 or not 1 <= features.shape[0] <= most or features.shape[1] < 1:
-            raise invalid("features", f"has shape {features.shape}; needed is (m, d) with m from 1 to {most}")
-        digest = self.uploads.put(Kind.SOURCE, float_bytes(features), client=client.name, field="features")
-        return pb.UploadSourceResponse(source_digest=digest)
-
     def _open_run(self, client: Client, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         if not request.validate_only:
             wire.check_request_id(request.request_id)
@@ -386,7 +376,7 @@ class CuratorService:
             if run.event != charged.event:
                 # The charge and the computation must describe one and the same release, or the price is not its price.
                 raise RuntimeError("a run's charged event differs from what its declaration means now")
-            step = run.admit_step(message.payload, public=self._uploaded_by(client, run), limits=self.limits)
+            step = run.admit_step(message.payload, limits=self.limits)
             self.pipeline.ready(run)  # an outage is told at once, and not when such a step would be answered
             self._tried(run, extractor)
             stored = self.pipeline.answer(step, extractor, request=request, run_id=run_id)
@@ -416,20 +406,6 @@ class CuratorService:
         run = admit_run(parameters, mechanisms=offer, data=data, model=extractor.facts, limits=self.limits)
         return run, extractor
 
-    def _uploaded_by(self, client: Client, run: AdmittedRun) -> PublicArrays:
-        """Finds source features that this client has uploaded, as the run's extractor makes them."""
-
-        def find(digest: str) -> FloatArray:
-            data = self.uploads.get(Kind.SOURCE, digest, client=client.name)
-            if data is None:
-                raise invalid("payload.source", "names unknown features; upload the source features first")
-            d = run.facts.model.feature_dimension
-            if len(data) % (4 * d):
-                raise invalid("payload.source", f"names features that are no rows of {d} values")
-            return np.frombuffer(data, dtype="<f4").astype(np.float32).reshape(-1, d)
-
-        return find
-
     def _budgets(self, data_set: AccountStatus, share: AccountStatus | None) -> tuple[pb.BudgetStatus, pb.BudgetStatus]:
         """The data set's budget, and what limits the client: its share, or the same."""
         closed = self.ledger.state is not DataSetState.OPEN
@@ -440,7 +416,6 @@ class CuratorService:
     HANDLERS: ClassVar[Mapping[str, tuple[type[Message], Callable[..., Message]]]] = {
         "Describe": (pb.DescribeRequest, _describe),
         "UploadExtractor": (pb.UploadExtractorRequest, _upload_extractor),
-        "UploadSource": (pb.UploadSourceRequest, _upload_source),
         "OpenRun": (pb.OpenRunRequest, _open_run),
         "DrawStep": (pb.DrawStepRequest, _draw_step),
         "RequestBudget": (pb.RequestBudgetRequest, _request_budget),

@@ -294,7 +294,7 @@ class LimitSettings(SettingsGroup):
         allowed="auto, or 0 to 600000",
     )
     client_storage_bytes: int = setting(
-        2048 * _MEBIBYTE, "Bytes of extractors and source features that one client may keep.", unit="bytes", ge=1
+        2048 * _MEBIBYTE, "Bytes of extractors that one client may keep.", unit="bytes", ge=1
     )
     client_storage_objects: int = setting(10_000, "Uploaded objects that one client may keep.", unit="objects", ge=1)
 

@@ -1,4 +1,4 @@
-"""What clients uploaded: extractor graphs, weights and source features, kept on disk by content.
+"""What clients uploaded: extractor graphs and weights, kept on disk by content.
 
 Uploads are public values, cost no budget and survive a restart. An object's name is the SHA-256 of its bytes. Each
 client sees only what it uploaded itself: a digest alone opens nothing, so one client cannot learn what another one
@@ -28,7 +28,6 @@ class Kind(enum.Enum):
 
     GRAPH = "graph"
     WEIGHTS = "weights"
-    SOURCE = "source"
 
 
 class UploadStore:

@@ -7,7 +7,7 @@ Usage::
     model.save("adapted.safetensors")
 
 With a `Federation` in the hospital's place, each site gets a model of its own, trained in parallel with the others, or,
-with ``shared=True``, all sites train one, or models that learn from each other (`Finetune.own_models`). A site that
+with ``shared=True``, all sites train one, or models that learn from each other (`Statistics.own_shares`). A site that
 fails is set aside and reported (`reports`); `fit` raises only when none is left.
 """
 
@@ -55,7 +55,7 @@ from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate, Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.saved_model import save_adapted
-from dpswd.public_client.training.sites import ADAPTED, ALONE, Group, Model, Site, ask_first, train_groups
+from dpswd.public_client.training.sites import ALONE, Group, Model, Site, ask_first, train_groups
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.models.source_statistics import SourceStatistics
@@ -73,11 +73,9 @@ class DomainAdaptation:
         classifier: features to scores; never leaves the client.
         hospital: the connection, or a `Federation` of several.
         plan: from `Hospital.plan`; by name, from `Federation.plan`.
-        shared: whether several sites train together: one model (one adapter, or one network on all sites' views), or
-            models that learn from each other where the method has such (`Finetune.own_models`,
-            `Statistics.own_shares`). Methods that train all weights always do.
-        adapter: a small module of the vocabulary, records to records of the same shape and the identity at first, in
-            the place of the method's own adapter.
+        shared: whether several sites train together: one model (one network on all sites' views), or models that learn
+            from each other where the method has such (`Statistics.own_shares`). Methods that train all weights always
+            do.
         view: what the replay fits, in the place of the ready view for the kind of record: the
             identity of a `tables.TableView` for tables with gaps.
         contract: what the team declares of its source (range, names of columns and classes, units), compared with
@@ -103,7 +101,6 @@ class DomainAdaptation:
         hospital: Hospital | Federation,
         plan: Plan | Mapping[str, Plan],
         shared: bool = False,
-        adapter: nn.Module | None = None,
         view: View | None = None,
         contract: DataContract | None = None,
         device: str = "auto",
@@ -113,7 +110,6 @@ class DomainAdaptation:
         self.device = resolve_device(device)
         self.extractor = extractor.to(self.device)
         self.classifier = classifier.to(self.device)
-        self.adapter = adapter
         self.view = view
         self.contract = contract
         self.seed = seed
@@ -260,7 +256,6 @@ class DomainAdaptation:
             progress=progress,
             evaluate=self._by_site(evaluate),
             log=log if log is not None and ranks.first else Recorder(),
-            adapter=self.adapter,
             view=self.view,
         )
         method = self.method
@@ -356,7 +351,7 @@ class DomainAdaptation:
                 classifier=model.classifier,
                 record_shape=one.plan.record_shape,
                 plan=one.plan,
-                statistics=self._statistics(model, one) if summed_up else None,
+                statistics=self._statistics(model) if summed_up else None,
                 certify=certified(file, self._evidence(one)) if certify and self._recorded(one) else None,
             )
         return list(named)
@@ -381,21 +376,19 @@ class DomainAdaptation:
         """Why the models cannot be derived again from evidence and source, where they cannot."""
         if self.shared and len(self.sites) > 1:
             return "no: several hospitals trained it together"
-        if self.adapter is not None or self.view is not None:
-            return "no: with an adapter or a view of the team's own, which no file holds"
+        if self.view is not None:
+            return "no: with a view of the team's own, which no file holds"
         if self._went_on and isinstance(self._given, DataLoader) and self.plan.steps > 1:
             return "no: it was interrupted, and a loader that shuffles does not go on where it was"
         return self._several
 
-    def _statistics(self, model: Model, site: Site) -> SourceStatistics | None:
+    def _statistics(self, model: Model) -> SourceStatistics | None:
         """Of the public source as the saved model's classifier should see it, for the hospital's drift report."""
         if self._source is None:
             return None
         source = collect(self._source, most=_SUMMED_UP)
-        # An adapter, or what undoes other units, stands before records of the target alone: the source goes through the
-        # extractor as it was. Another model that was delivered in its place has one extractor for both.
-        apart = (self.method.target_side and site.outcome == ADAPTED) or before_target_alone(model.extractor)
-        extractor = self.extractor if apart else model.extractor
+        # What undoes other units stands before records of the target alone: the source goes through what it was.
+        extractor = self.extractor if before_target_alone(model.extractor) else model.extractor
         features = evaluation.features(extractor, source.images.to(self.device))
         with torch.no_grad():
             return SourceStatistics.of(source.images, features, model.classifier(features))
@@ -437,7 +430,7 @@ class DomainAdaptation:
     def _declarable(self, batches: CheckedBatches, record_shape: tuple[int, ...]) -> Declarable:
         batches.require_shape(record_shape)
         extractor = copy.deepcopy(self.extractor).eval()
-        return self.method.declarable(extractor, record_shape, self.adapter, copy.deepcopy(self.classifier))
+        return self.method.declarable(extractor, record_shape, copy.deepcopy(self.classifier))
 
     def _compare(self, batches: CheckedBatches, contract: DataContract) -> None:
         """Holds the source to what a hospital declares, and says what could not be held to it."""

@@ -7,7 +7,7 @@ Usage::
         print(plan)
         model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan)
 
-or, in a training loop of one's own, by a method whose steps have a loss (`AllWeights`, `Adapter`, `Rows`)::
+or, in a training loop of one's own, by a method whose steps have a loss (`AllWeights`, `Rows`)::
 
         with hospital.open(plan, extractor) as run:
             loss = class_loss + run.loss(extractor(images))
@@ -148,11 +148,11 @@ class Hospital(AbstractContextManager["Hospital"]):
         """
         chosen = Replay() if method is None else method
         if not isinstance(chosen, Method):
-            raise InvalidValue(f"method is {method!r}; pass a value such as Replay() or Adapter(), not its name")
+            raise InvalidValue(f"method is {method!r}; pass a value such as Replay() or AllWeights(), not its name")
         plan = make_plan(self.describe(), chosen, epsilon=epsilon, steps=steps, batch_size=batch_size)
         if extractor is None:
             return plan
-        return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, None, classifier), plan)[0]
+        return quoted(self.curator, chosen.declarable(extractor, plan.record_shape, classifier), plan)[0]
 
     def open(self, plan: Plan, extractor: nn.Module, *, source: Tensor | None = None) -> Release[Any]:
         """Opens a run for a training loop of one's own: **this charges all its steps**.
@@ -160,7 +160,7 @@ class Hospital(AbstractContextManager["Hospital"]):
         Args:
             plan: from `plan`.
             extractor: the module that the hospital's records go through, in evaluation mode; what the method adapts are
-                its own parameters (for `Adapter` those of `published_methods.adapters.with_adapters`).
+                its own parameters.
             source: (m, ...) public source records, by which what `DomainAdaptation.fit` refuses is refused here too:
                 another scale than the hospital declares, and features that are the same for every record. Without
                 them nothing of this can be known, and such a run is charged.

@@ -24,7 +24,6 @@ _DIRECTIONS = {"method.settings.directions": 100}
 _CONTROL = "control: the default's tuning without a release"
 _METHODS: dict[str, dict[str, Any]] = {
     "the ladder (the default)": {},
-    "quantiles, with adapter": {"method.name": "adapter", "privacy.batch_size": 898, **_DIRECTIONS},
     "DP-SWD by rows (paper)": {"method.name": "rows", "privacy.batch_size": 898, "privacy.steps": 100, **_DIRECTIONS},
 }
 

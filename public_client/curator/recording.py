@@ -229,8 +229,6 @@ class Replaying:
                 feature_dimension=graph.feature_dimension,
             )
             return Exchange(request, reply)
-        if method == "UploadSource":
-            return Exchange(request, pb.UploadSourceResponse(source_digest=sha256(request.features.data)))
         if method == "OpenRun":
             return self._priced(request) if request.validate_only else self._opened(request)
         if method == "DrawStep" and self._steps.get(request.run_id):

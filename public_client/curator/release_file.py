@@ -57,7 +57,6 @@ class ReleaseFile:
         handlers: dict[str, Callable[[Any], Exchange]] = {
             "Describe": lambda asked: Exchange(asked, self.publication.message.description),
             "UploadExtractor": self._upload_extractor,
-            "UploadSource": self._upload_source,
             "OpenRun": self._open_run,
             "DrawStep": self._draw_step,
         }
@@ -78,9 +77,6 @@ class ReleaseFile:
             feature_dimension=self.graph.feature_dimension,
         )
         return Exchange(asked, reply)
-
-    def _upload_source(self, _: pb.UploadSourceRequest) -> Exchange:
-        raise invalid("features", f"{self.path} is one release; a step that brings source features needs a curator")
 
     def _open_run(self, asked: pb.OpenRunRequest) -> Exchange:
         """The run that was charged, whatever the public map that is chosen now: the prepared one is declared."""

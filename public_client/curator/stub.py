@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from dpswd.public_client.curator.connection import Patience, never_answered, open_channel
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.diagnosis import explain
@@ -28,7 +26,6 @@ from dpswd.public_client.curator.transport import Exchange, GrpcTransport, Trans
 from dpswd.public_client.curator.values import BudgetAnswer, PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from dpswd.shared.core.errors import CuratorUnavailable, ProtocolError
 from dpswd.shared.core.ledger.receipts import SignedEntry
-from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
@@ -174,22 +171,6 @@ class Curator(AbstractContextManager["Curator"]):
         request = pb.UploadExtractorRequest(graph=graph, weights=weights)
         reply = self.transport.exchange("UploadExtractor", request).reply
         return UploadedExtractor(reply.graph_digest, reply.weights_digest)
-
-    def upload_source(self, features: npt.ArrayLike) -> str:
-        """Uploads public source features. Free.
-
-        Args:
-            features: (m, d), before any map.
-
-        Returns:
-            Their digest, by which steps name them.
-
-        Raises:
-            RequestInvalid: they have another shape, or hold NaN or infinity.
-        """
-        request = pb.UploadSourceRequest(features=arrays.encode_floats(features))
-        digest: str = self.transport.exchange("UploadSource", request).reply.source_digest
-        return digest
 
     def price_run(self, parameters: RunParameters, *, requested_epsilon: float = 0.0) -> Quote:
         """Asks what a run would cost, and whether it fits, without spending anything.

@@ -16,7 +16,6 @@ from dpswd.shared.core.wire.v1 import curator_pb2_grpc as rpc
 REPLIES: Mapping[str, type[Message]] = {
     "Describe": pb.DescribeResponse,
     "UploadExtractor": pb.UploadExtractorResponse,
-    "UploadSource": pb.UploadSourceResponse,
     "OpenRun": pb.OpenRunResponse,
     "DrawStep": pb.DrawStepResponse,
     "RequestBudget": pb.RequestBudgetResponse,

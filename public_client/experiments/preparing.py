@@ -59,7 +59,7 @@ def prepare(
             "statistics"
         )
     smallest = make_plan(description, method, epsilon=epsilon, steps=1, batch_size=description.records)
-    ready = method.declarable(extractor, description.record_shape, None)
+    ready = method.declarable(extractor, description.record_shape)
     curator = MockCurator(description)
     plan, quote = quoted(curator, ready, smallest)
     feature_map = map_from_source(source_features, target_norm=norm)

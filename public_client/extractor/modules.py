@@ -125,10 +125,6 @@ MODULES: dict[type[nn.Module], Lower] = {
     adapters.AffineWarp2d: _layer("affine_warp2d"),
     adapters.ChannelAffine: _layer("channel_affine"),
     adapters.FeatureAffine: _layer("feature_affine"),
-    adapters.LowRankAffine: _layer("low_rank_affine"),
-    adapters.MonotoneColumns: _layer(
-        "monotone_columns", columns=lambda layer: layer.knots.shape[0], knots=lambda layer: layer.knots.shape[1]
-    ),
 }
 """How each layer is lowered; a subclass with a forward of its own is traced through it instead."""
 

@@ -189,7 +189,7 @@ def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[
 
 def declarable_of(method: Method, model: Model, record_shape: tuple[int, ...]) -> Declarable:
     """What the curator is asked to evaluate for a model."""
-    return method.declarable(model.extractor, record_shape, None, model.classifier)
+    return method.declarable(model.extractor, record_shape, model.classifier)
 
 
 def admits(curator: Curator, plan: Plan, model: Model) -> bool:

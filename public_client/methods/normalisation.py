@@ -81,11 +81,7 @@ class Normalisation(Method):
         return "" if self.asks == "first" else "the statistics of the network's layers, or the classes' frequencies"
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        own: nn.Module | None,
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, centers and spreads are not yet the source's.
 

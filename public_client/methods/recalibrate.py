@@ -97,11 +97,7 @@ class Recalibrate(Method):
         return f"a linear correction of the scores ({what}), from the hospital's labels; the extractor stays"
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        own: nn.Module | None,
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the basis is not yet the source's.
 

@@ -4,10 +4,9 @@ The house imports nothing of this; `dpswd.public_client.methods.method_kinds` lo
 name, and a script imports it. A method is one file, or one folder: what is put here is found by its name.
 """
 
-from dpswd.public_client.published_methods.adapter import Adapter
 from dpswd.public_client.published_methods.all_weights import AllWeights, Rows
 from dpswd.public_client.published_methods.dpda import Dpda
 from dpswd.public_client.published_methods.finetune import Finetune
 from dpswd.public_client.published_methods.pseudo_labels import PseudoLabels
 
-__all__ = ["Adapter", "AllWeights", "Dpda", "Finetune", "PseudoLabels", "Rows"]
+__all__ = ["AllWeights", "Dpda", "Finetune", "PseudoLabels", "Rows"]

@@ -1,66 +1,125 @@
 """All weights of the extractor, on both sides: the DP-SWD paper's Algorithm 2, and the same with quantiles.
 
-One extractor serves both sides; every step adds the class loss, the distance's gradient through the source branch
-(autograd) and its sanitized gradient through the target branch.
+A step releases projections along random directions and, for them, the sanitized gradient. One extractor serves both
+sides; every step adds the class loss, the distance's gradient through the source branch (autograd) and its sanitized
+gradient through the target branch.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.feature_maps import map_from_source
-from dpswd.public_client.plans.recipe import not_counts, not_positive
-from dpswd.public_client.published_methods.descent import PublicStep, align
-from dpswd.public_client.published_methods.gradient_method import GradientMethod
+from dpswd.public_client.plans.declarable import Declarable
+from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.plans.recipe import RunTerms, not_between, not_counts, not_one_of, not_positive
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
+from dpswd.public_client.published_methods.losses import sanitized_term, sliced_loss
+from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training
+from dpswd.public_client.training.method import Method
+from dpswd.public_client.training.run import DrawnStep
 from dpswd.public_client.training.sites import Group
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.interface import RunSize
+from dpswd.shared.core.mechanisms.interface import FloatArray, Payload, RunSize
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
+from dpswd.shared.core.noise.feature_map import FeatureMap
+from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.gradient.mechanism import (
+    GRADIENT,
+    SLICED,
+    GradientDeclaration,
+    GradientReply,
+    GradientRequest,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllWeights(GradientMethod):
+class AllWeights(Method):
     """Trains all weights on both sides, with sliced quantile coefficients.
 
     Attributes:
+        release: "quantiles" or "rows".
+        directions: k.
+        coefficients: L of each direction; without meaning for rows.
+        target_norm: the public map gives source features this mean norm; records are clipped at 1/2.
+        gradient_share: part of a step's price that pays for the gradient.
+        clip_norm: C, the largest norm of one record's gradient.
         alignment_weight: of the distance beside the class loss.
         batch_records: the most public records of one step's source batch, of all processes together.
     """
 
     name = "all-weights"
+    mechanism = GRADIENT
     trains_shared = True
 
     # The paper's loop: every step trains the classes as well, so it needs thousands of them.
     learning_rate: float = 1e-3
-    target_norm: float = 0.25
-    clip_norm: float = 1.0
     source_records: int = 128
+    release: Literal["quantiles", "rows"] = "quantiles"
+    directions: int = 200
+    coefficients: int = 2
+    target_norm: float = 0.25
+    gradient_share: float = 0.5
+    clip_norm: float = 1.0
     alignment_weight: float = 1.0
     batch_records: int = 256
 
     def problems(self) -> list[str]:
-        return super().problems() + not_positive(self, "alignment_weight") + not_counts(self, "batch_records")
+        broken = [
+            *super().problems(),
+            *not_one_of(self, "release", SLICED),
+            *not_counts(self, "directions", "coefficients", "batch_records"),
+            *not_between(self, 0.0, 1.0, "gradient_share"),
+            *not_positive(self, "target_norm", "clip_norm", "alignment_weight"),
+        ]
+        return broken + ["gradient_share is 0; it must be above 0"] * (self.gradient_share == 0.0)
 
     def usual_size(self, description: Description) -> RunSize:
         return RunSize(batch=128, steps=2000)
 
     @property
     def step_features(self) -> int:
+        """M, the most source features that a step brings."""
         return max(self.batch_records, self.source_records)
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         return "all weights of the extractor, on both sides"
 
-    def names(self, extractor: nn.Module) -> tuple[str, ...]:
-        return tuple(name for name, _ in extractor.named_parameters())
+    def declaration(self, run: RunTerms) -> Payload:
+        if not run.names:
+            raise InvalidValue(f"the extractor has no parameters that {self.name} could adapt")
+        share, coefficients = self.gradient_share, self.coefficients if self.release == "quantiles" else 0
+        sliced = SlicedDeclaration(
+            directions=self.directions,
+            sigma=run.sliced_sigma(self.directions, coefficients, share=1.0 - share),
+            coefficients=coefficients,
+            feature_map=run.feature_map,
+        )
+        sigma = run.noise * 2.0 * self.clip_norm / math.sqrt(share)
+        return GradientDeclaration(
+            self.release, sliced, ClippedSum(run.names, self.clip_norm, sigma), self.step_features
+        )
+
+    def declarable(
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
+    ) -> Declarable:
+        return Declarable.of(extractor, record_shape, tuple(name for name, _ in extractor.named_parameters()))
+
+    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> AlignedRun:
+        """See `Method`; the first step's source features make the public map."""
+        ready = self.declarable(extractor, plan.record_shape)
+        return AlignedRun(curator, ready, plan, target_norm=self.target_norm).open()
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`.
@@ -74,7 +133,10 @@ class AllWeights(GradientMethod):
                 f"the source's batches have {count} records; a step of this plan brings at most {self.step_features}: "
                 f"plan with batch_records={count}, or load smaller batches"
             )
-        self.open_runs(group, training.model.extractor.eval(), training)
+        ready = self.declarable(training.model.extractor.eval(), group.record_shape())
+        norm = self.target_norm
+        own: dict[str, Any] = {"target_norm": norm, "feature_map": map_from_source(training.features, target_norm=norm)}
+        group.charge_each(lambda site: AlignedRun(site.curator, ready, site.plan, **own, checkpoint=site.store).open())
         group.install(training.model)
 
     def fit(self, group: Group, training: Training) -> None:
@@ -93,7 +155,7 @@ class AllWeights(GradientMethod):
 
         trained = [*group.live[0].run.parameters, *classifier.parameters()]
         optimizer = torch.optim.Adam(trained, lr=self.learning_rate)
-        align(group, optimizer, public, lambda _: self.alignment_weight, training, averaging=self.averaging)
+        align(group, optimizer, public, training, averaging=self.averaging, weight=self.alignment_weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +165,61 @@ class Rows(AllWeights):
     name = "rows"
 
     release: Literal["quantiles", "rows"] = "rows"
+
+
+class AlignedRun(DescentRun[GradientReply]):
+    """A run of `plan` for one extractor. See `DescentRun`.
+
+    Args:
+        target_norm: mean norm of mapped source features, where the run declares no map: the first step's make it.
+    """
+
+    def __init__(
+        self,
+        curator: Curator,
+        ready: Declarable,
+        plan: Plan,
+        *,
+        target_norm: float,
+        feature_map: FeatureMap | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
+        self._target_norm = target_norm
+        self._own_map: FeatureMap | None = None
+
+    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
+        if self.declared.sliced.feature_map is None:
+            feature_map = feature_map or self._map_of(source)
+        sent: FloatArray = self._checked(source).detach().cpu().numpy()
+        return GradientRequest(sent, self.adapted_values(), feature_map)
+
+    def answered(
+        self, source: Tensor, drawn: DrawnStep[GradientReply], feature_map: FeatureMap | None = None
+    ) -> AnsweredStep:
+        """See `DescentRun`: the value is the estimated distance F of `losses`."""
+        reply, batch = drawn.reply, self.plan.batch_size
+        used = feature_map or self._map_of(source)
+        loss = sliced_loss(source, reply.sliced, self.declared.sliced, feature_map=used, batch=batch)
+        value = float(loss.detach())
+        loss = loss + sanitized_term(self.parameters, reply, batch=batch)
+        return AnsweredStep(drawn.number, loss, value, drawn.request_id)
+
+    def _map_of(self, features: Tensor) -> FeatureMap:
+        """The map that the run declares, or, where it declares none, one of the first step's features."""
+        declared: FeatureMap | None = self.declared.sliced.feature_map or self._own_map
+        if declared is None:
+            declared = self._own_map = map_from_source(self._checked(features).detach(), target_norm=self._target_norm)
+        return declared
+
+    def _checked(self, features: Tensor) -> Tensor:
+        d = self.plan.feature_dimension
+        if features.dim() != 2 or features.shape[1] != d:
+            raise InvalidValue(
+                f"the source features have shape {tuple(features.shape)}; needed is (m, {d}), as the "
+                "extractor computes them"
+            )
+        return features
 
 
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

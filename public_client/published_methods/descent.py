@@ -27,24 +27,6 @@ _POINTS = 20  # evaluations and epsilon figures in one training
 
 
 @dataclass(frozen=True)
-class PublicSource:
-    """Source features that the curator holds, for steps that name them by digest.
-
-    Attributes:
-        features: (m, d), raw, without gradients.
-        digest: their name at the curator.
-    """
-
-    features: Tensor
-    digest: str
-
-    @staticmethod
-    def of(source: Tensor | PublicSource) -> Tensor:
-        """The features (m, d), uploaded or not."""
-        return source.features if isinstance(source, PublicSource) else source
-
-
-@dataclass(frozen=True)
 class AnsweredStep:
     """One step, answered.
 
@@ -54,30 +36,17 @@ class AnsweredStep:
             the adapted parameters.
         distance: how far source and target are from each other: the estimated distance F of `losses`, or what the
             method says in its place.
-        scale: the public scale of the step's cotangents; loss / scale has gradients of comparable size at all steps.
         request_id: of the step.
     """
 
     number: int
     loss: Tensor
     distance: float
-    scale: float
     request_id: str
 
 
 class DescentRun(Release[Reply], abc.ABC):
-    """A run whose steps are losses to descend on. See `Release`.
-
-    Attributes:
-        source: source features that the curator holds, where they stay fixed.
-    """
-
-    source: PublicSource | None = None
-
-    def upload(self, features: Tensor) -> None:
-        """Uploads public source features (m, d) once, for all steps."""
-        digest = self._curator.upload_source(features.detach().cpu().numpy())
-        self.source = PublicSource(features.detach(), digest)
+    """A run whose steps are losses to descend on. See `Release`."""
 
     def loss(self, features: Tensor) -> Tensor:
         """Draws one charged step of the run and returns what it says as a scalar loss; autograd works.
@@ -95,7 +64,7 @@ class DescentRun(Release[Reply], abc.ABC):
         return self.answered(features, self.draw(self.request(features))).loss
 
     @abc.abstractmethod
-    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
         """What the mechanism is asked in the next step.
 
         Args:
@@ -104,16 +73,8 @@ class DescentRun(Release[Reply], abc.ABC):
         """
 
     @abc.abstractmethod
-    def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep[Reply], feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
+    def answered(self, source: Tensor, drawn: DrawnStep[Reply], feature_map: FeatureMap | None = None) -> AnsweredStep:
         """A drawn step as a loss; source and map are those that it was asked with."""
-
-
-def descent_of(site: Site) -> DescentRun[Any]:
-    """The open run of a site of such a method."""
-    assert isinstance(site.run, DescentRun), "another kind of run belongs to another method"
-    return site.run
 
 
 def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
@@ -121,15 +82,18 @@ def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
 
     Args:
         group: with open runs.
-        half: the public half; sites that hold uploaded features use these.
+        half: the public half.
 
     Returns:
         The answered steps by name; of a stale step the answer is left out.
     """
 
+    def run_of(site: Site) -> DescentRun[Any]:
+        assert isinstance(site.run, DescentRun), "another kind of run belongs to another method"
+        return site.run
+
     def draw(site: Site) -> DrawnStep[Any]:
-        run = descent_of(site)
-        return run.draw(run.request(run.source or half.features, half.feature_map))
+        return run_of(site).draw(run_of(site).request(half.features, half.feature_map))
 
     drawn = group.each(draw, group.unfinished)
     answers = {}
@@ -141,8 +105,7 @@ def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
         if site.stale:
             site.stale = False
             continue
-        run = descent_of(site)
-        answers[site.name] = run.answered(run.source or half.features, drawn[site.name], half.feature_map)
+        answers[site.name] = run_of(site).answered(half.features, drawn[site.name], half.feature_map)
     return answers
 
 
@@ -165,10 +128,10 @@ def align(
     group: Group,
     optimizer: torch.optim.Optimizer,
     public: Callable[[], PublicStep],
-    weight: Callable[[AnsweredStep], float],
     training: Training,
     *,
     averaging: float,
+    weight: float = 1.0,
     heard: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> None:
     """The training loop: a public half, a charged step of every site, one descent; store, record, go on.
@@ -177,9 +140,9 @@ def align(
         group: with open runs.
         optimizer: of what is trained, in place, with the rates of the start.
         public: the public half of the next step.
-        weight: of an answered step's loss.
         training: what all sites share.
         averaging: decay of the running average of the parameters that is kept at the end.
+        weight: of answered steps' losses.
         heard: told before each descent which sites' answers it follows, and their shares.
     """
     steps = max(site.plan.steps for site in group.live)
@@ -199,7 +162,7 @@ def align(
             shares = group.shares([site for site in group.sites if site.name in answers])
             loss = half.class_loss if half.class_loss is not None else torch.zeros((), device=training.device)
             for name, answer in answers.items():
-                loss = loss + shares[name] * weight(answer) * answer.loss
+                loss = loss + shares[name] * weight * answer.loss
             if loss.requires_grad:
                 heard(shares)
                 optimizer.zero_grad()

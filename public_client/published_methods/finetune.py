@@ -1,10 +1,9 @@
 """Labelled gradients: DP-SGD of the team's model on the hospital's labelled records, across the wire.
 
 The hospital sends the noised sum of clipped per-record gradients of the cross-entropy with its own labels
-(docs/privacy/labelled-gradients.md); Adam is here, or Newton's steps by the public source's curvature, or Fisher
-scoring where the team's classifier is nearly right. What the recipe sets (view, clip, rate, batch, steps) follows from
-the public source and from constants that were chosen beforehand: Adam's and scoring's on other data, Newton's on a part
-of MNIST (docs/ml-team/labelled.md).
+(docs/privacy/labelled-gradients.md); Adam is here, or Newton's steps by the public source's curvature. What the recipe
+sets (view, clip, rate, batch, steps) follows from the public source and from constants that were chosen beforehand:
+Adam's on other data, Newton's on a part of MNIST (docs/ml-team/labelled.md).
 """
 
 from __future__ import annotations
@@ -25,13 +24,10 @@ from dpswd.public_client.data.source import collect
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
-from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicSource, PublicStep, align
-from dpswd.public_client.published_methods.head_descent import HeadDescent
-from dpswd.public_client.published_methods.joint_scoring import MOST_WEIGHTS_TOGETHER, JointScoring
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
 from dpswd.public_client.published_methods.losses import gradient_term
 from dpswd.public_client.published_methods.newton import MOST_FEATURES, Newton, less_sure
 from dpswd.public_client.published_methods.public_view import folded, parted, viewed_head
-from dpswd.public_client.published_methods.scoring import MOST_WEIGHTS, Scoring
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import DrawnStep
@@ -52,16 +48,13 @@ from dpswd.shared.sandbox.weights import weights_from_bytes
 
 _BATCH, _STEPS = 4096, 100
 """Nearly as little noise for the signal as steps on all records have, in a tenth of their time."""
-_FULL_STEPS: Mapping[str, int] = {"scoring": 10, "newton": 20}
-"""On all records. Ten scorings were best in the mean of four ways to deal people, in one seed
-(docs/ml-team/labelled.md)."""
+_NEWTON_STEPS = 20  # on all records
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
-_CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "scoring": 0.6, "newton": 0.05}
-"""C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022);
-scoring counts with what the clip takes, as public features tell it; best where that is little. Newton's steps end
-where the clipped gradients cancel, so that C may be small: it is what half of the public records say with their own
-labels (Andrew and others 2021), or this share."""
-_POWERS: Mapping[str, float] = {"adam": 0.3, "scoring": 0.0, "newton": 0.5}
+_CLIP_SHARES: Mapping[str, float] = {"adam": 0.2, "newton": 0.05}
+"""C in units of what a public record with a wrong label would say. Adam wants directions alone (De and others 2022).
+Newton's steps end where the clipped gradients cancel, so that C may be small: it is what half of the public records say
+with their own labels (Andrew and others 2021), or this share."""
+_POWERS: Mapping[str, float] = {"adam": 0.3, "newton": 0.5}
 """Of an axis's variance by which its values are divided, times 1/2."""
 
 
@@ -74,11 +67,7 @@ class Finetune(Method):
             extractor and classifier; else names of parameters or beginnings of names, separated by commas, such as
             "extractor.7,classifier".
         descent: "adam"; or, of the classifier alone and by a few steps on all records, "newton": by the curvature that
-            public records show (`newton`), which are then to vary as the hospital's do; or "scoring": each to the mean
-            of what the weights are by all gradients so far and the team's own classifier (`scoring`). For a hospital on
-            which that is nearly right.
-        own_models: of scoring: sites that share a training each get a model of their own, from their own labels and as
-            far as they prove alike from the others' (`joint_scoring`); else all get one. Their charges are the same.
+            public records show (`newton`), which are then to vary as the hospital's do.
         learning_rate: of Adam on the classifier in its axes, at the start.
         weight_rate: of weights that are trained as they are.
         clip_norm: C; by default a share of the norms that public records with wrong labels would have.
@@ -87,38 +76,37 @@ class Finetune(Method):
     name = "finetune"
     mechanism = LABELLED_GRADIENT
 
-    descent: Literal["adam", "newton", "scoring"] = "adam"
+    descent: Literal["adam", "newton"] = "adam"
     learning_rate: float = 0.2
     trains: str = "classifier"
     weight_rate: float = 0.003
     clip_norm: float | None = None
-    own_models: bool = True
 
     def problems(self) -> list[str]:
         positive = ("weight_rate", *(("clip_norm",) if self.clip_norm is not None else ()))
         named = [] if self.trains.strip(", ") else ["trains is empty; name parameters, or say classifier or all"]
-        words = not_one_of(self, "descent", ("adam", "newton", "scoring"))
-        if self.descent in _FULL_STEPS and (self.trains != "classifier" or self.averaging):
+        words = not_one_of(self, "descent", ("adam", "newton"))
+        if self.descent == "newton" and (self.trains != "classifier" or self.averaging):
             words.append(
-                f"descent is {self.descent}, which is of the classifier alone and averages by itself; leave trains "
-                "and averaging as they are"
+                "descent is newton, which is of the classifier alone and averages by itself; leave trains and "
+                "averaging as they are"
             )
         return [*super().problems(), *not_positive(self, *positive), *named, *words]
 
     def usual_size(self, description: Description) -> RunSize:
-        if self.descent in _FULL_STEPS:
-            return RunSize(batch=description.records, steps=_FULL_STEPS[self.descent])
+        if self.descent == "newton":
+            return RunSize(batch=description.records, steps=_NEWTON_STEPS)
         return RunSize(batch=_BATCH, steps=_STEPS)
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`; without a clip of its own it is that of C = 1, since the price is any clip's.
 
         Raises:
-            InvalidValue: scoring or Newton's steps are asked for where some records have no label.
+            InvalidValue: Newton's steps are asked for where some records have no label.
         """
-        if self.descent in _FULL_STEPS and run.partly_labelled:
+        if self.descent == "newton" and run.partly_labelled:
             raise InvalidValue(
-                f"descent={self.descent!r} takes the released sum for that of all records, and some have no label "
+                "descent='newton' takes the released sum for that of all records, and some have no label "
                 "here: finetune with descent='adam', or take statistics"
             )
         clip_norm = 1.0 if self.clip_norm is None else self.clip_norm
@@ -129,11 +117,7 @@ class Finetune(Method):
         return f"{what}, by gradients of the hospital's own labels"
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        own: nn.Module | None,
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the classifier's axes are not yet.
 
@@ -151,7 +135,7 @@ class Finetune(Method):
         return FinetuneRun(curator, Declarable.of(extractor, plan.record_shape, names), plan).open()
 
     def begin(self, group: Group, training: Training) -> None:
-        """See `Method`: one model for all sites of a group, or one for each."""
+        """See `Method`: one model for all sites of a group."""
         shape = group.record_shape()
         whole = self._whole(training.model, training.features.cpu()).to(training.device)
         classifier = whole.get_submodule("classifier")
@@ -163,89 +147,41 @@ class Finetune(Method):
             float(stored["clip_norm"]) if stored is not None else self.clip_norm or self._public_clip(ready, training)
         )
         if stored is None and group.store is not None:
-            sites = {site.name: _distinct(site) for site in group.sites}
-            group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm, "sites": sites})
+            group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
         settled = replace(self, clip_norm=clip_norm)
-        models = self._models(group, whole)
-        declared = {name: ready.of_copy(model) for name, model in models.items()}
         group.charge_each(
             lambda site: FinetuneRun(
-                site.curator, declared[site.name], replace(site.plan, method=settled), checkpoint=site.store
+                site.curator, ready, replace(site.plan, method=settled), checkpoint=site.store
             ).open()
         )
-        parts = {id(model): _parts(model) for model in models.values()}
-        for site in group.sites:  # copies: the source's own stays as it was
+        trained = Model(whole.get_submodule("extractor"), classifier)  # copies: the source's own stays as it was
+        for site in group.sites:
             if site.lost is None or site.perhaps_charged:  # what it answered before it was lost still counts
-                site.model = parts[id(models[site.name])]
+                site.model = trained
 
     def fit(self, group: Group, training: Training) -> None:
         features = PublicStep(training.features)
         optimizer = self._optimizer(group, training)
 
         def heard(shares: Mapping[str, float]) -> None:
-            if isinstance(optimizer, JointScoring):
-                optimizer.shares = shares
-            elif isinstance(optimizer, HeadDescent):
+            if isinstance(optimizer, Newton):
                 optimizer.noise = _noise(group.sites, shares)
 
-        align(group, optimizer, lambda: features, lambda _: 1.0, training, averaging=self.averaging, heard=heard)
-        trained = {site.name: site.model for site in group.sites if site.model is not None}
-        done = {id(model): Model(model.extractor, folded(model.classifier)) for model in trained.values()}
+        align(group, optimizer, lambda: features, training, averaging=self.averaging, heard=heard)
+        trained = _trained(group)
+        done = Model(trained.extractor, folded(trained.classifier))
         for site in group.sites:
-            if site.name in trained:
-                site.model = done[id(trained[site.name])]
-
-    def _models(self, group: Group, whole: nn.Module) -> dict[str, nn.Module]:
-        """What each site's records go through, from records to scores: the same module, or a copy for each."""
-        if not self._joint(group):
-            return dict.fromkeys((site.name for site in group.sites), whole)
-        weights = sum(parameter.numel() for parameter in parted(whole.get_submodule("classifier"))[1].parameters())
-        if weights > MOST_WEIGHTS_TOGETHER:
-            raise InvalidValue(
-                f"the classifier has {weights} weights; models of several hospitals that learn from each other have "
-                f"at most {MOST_WEIGHTS_TOGETHER}: set own_models=False, or train for each hospital apart"
-            )
-        extractor, classifier = whole.get_submodule("extractor"), whole.get_submodule("classifier")  # one is trained
-        return {
-            site.name: nn.Sequential(OrderedDict(extractor=extractor, classifier=copy.deepcopy(classifier))).eval()
-            for site in group.sites
-        }
-
-    def _joint(self, group: Group) -> bool:
-        return self.descent == "scoring" and self.own_models and len(group.sites) > 1
+            if site.model is not None:
+                site.model = done
 
     def _optimizer(self, group: Group, training: Training) -> torch.optim.Optimizer:
         if self.descent == "adam":
             rate = self.learning_rate if self.trains == "classifier" else self.weight_rate
             return torch.optim.Adam(group.live[0].run.parameters, lr=rate)
-        before, head = parted(_trained(group.live[0]).classifier)
+        before, head = parted(_trained(group).classifier)
         with torch.no_grad():
             features = before.eval()(training.features)
-        clip_norm = group.live[0].run.declared.sum.clip_norm  # the same at all sites
-        if self._joint(group):
-            # Also of sites that are set aside or left out since: what they have said counts, and they may come back.
-            stored = group.store.read("head") if group.store is not None else None
-            named = {site.name: site for site in group.sites}
-            records = stored["sites"] if stored is not None else {name: _distinct(site) for name, site in named.items()}
-
-            def scoring(name: str) -> Scoring:
-                site = named.get(name)
-                return Scoring(
-                    copy.deepcopy(head) if site is None or site.model is None else parted(site.model.classifier)[1],
-                    features,
-                    records=records[name],
-                    noise=1.0 if site is None or site.opened is None else _noise([site], {name: 1.0}),
-                    clip_norm=clip_norm,
-                )
-
-            return JointScoring({name: scoring(name) for name in records})
-        shares = group.shares(group.live)
-        noise = _noise(group.live, shares)
-        if self.descent == "newton":
-            return Newton(head, features, noise=noise)
-        every = group.shares(group.sites)  # also where a training goes on without one of them
-        sampled = sum(every[site.name] ** 2 / _distinct(site) for site in group.sites)
-        return Scoring(head, features, records=1.0 / sampled, noise=noise, clip_norm=clip_norm)
+        return Newton(head, features, noise=_noise(group.live, group.shares(group.live)))
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
         """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
@@ -263,12 +199,6 @@ class Finetune(Method):
             before = classifier[:-1] if isinstance(classifier, nn.Sequential) else nn.Identity()
             with torch.no_grad():
                 shown = torch.eye(last.in_features) if features is None else before.eval()(features)
-            weights = last.out_features * (last.in_features + 1)
-            if self.descent == "scoring" and weights > MOST_WEIGHTS:
-                raise InvalidValue(
-                    f"the classifier has {weights} weights; scoring keeps a matrix of their square and takes at most "
-                    f"{MOST_WEIGHTS}: use descent='adam'"
-                )
             if self.descent == "newton" and last.in_features > MOST_FEATURES:
                 raise InvalidValue(
                     f"the classifier takes {last.in_features} features; Newton's steps keep a matrix of their square "
@@ -315,11 +245,11 @@ class Finetune(Method):
 class FinetuneRun(DescentRun[LossGradientReply]):
     """A run of labelled gradients. See `DescentRun`."""
 
-    def request(self, source: Tensor | PublicSource, feature_map: FeatureMap | None = None) -> Payload:
+    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
         return LossGradientRequest(self.adapted_values())
 
     def answered(
-        self, source: Tensor | PublicSource, drawn: DrawnStep[LossGradientReply], feature_map: FeatureMap | None = None
+        self, source: Tensor, drawn: DrawnStep[LossGradientReply], feature_map: FeatureMap | None = None
     ) -> AnsweredStep:
         """A loss whose gradient is the released mean; its value says how long that is, less what is noise.
 
@@ -329,7 +259,7 @@ class FinetuneRun(DescentRun[LossGradientReply]):
         noise = self.declared.sum.sigma / self.plan.batch_size
         length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
         loss = gradient_term(self.parameters, gradient)
-        return AnsweredStep(drawn.number, loss, length, 1.0, drawn.request_id)
+        return AnsweredStep(drawn.number, loss, length, drawn.request_id)
 
 
 def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:
@@ -338,18 +268,9 @@ def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:
     return math.hypot(*own)
 
 
-def _distinct(site: Site) -> int:
-    """Records of a site behind all its gradients together."""
-    return min(site.plan.batch_size * site.plan.steps, site.plan.records)
-
-
-def _parts(whole: nn.Module) -> Model:
-    return Model(whole.get_submodule("extractor"), whole.get_submodule("classifier"))
-
-
-def _trained(site: Site) -> Model:
-    assert site.model is not None, "installed when the run was opened"
-    return site.model
+def _trained(group: Group) -> Model:
+    """The sites' model."""
+    return next(site.model for site in group.sites if site.model is not None)
 
 
 def _begins(name: str, word: str) -> bool:

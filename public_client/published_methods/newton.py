@@ -21,8 +21,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dpswd.public_client.published_methods.head_descent import HeadDescent
-
 _LIKELY = 0.3
 """Of a weight's way, t, for features whose mean norm is 1 (docs/ml-team/labelled.md)."""
 _SURE, _HALVINGS = 0.8, 30
@@ -56,39 +54,53 @@ def less_sure(classifier: nn.Linear, features: Tensor) -> nn.Linear:
     return made
 
 
-class Newton(HeadDescent):
+class Newton(torch.optim.Optimizer):
     """Goes to the minimum of a softmax classifier's loss, by noised mean gradients and public curvature.
+
+    The schedule's rate is not used.
 
     Args:
         head: the classifier, (C, d) with a bias.
         features: (m, d) of public records, as the head takes them, of mean norm 1.
         noise: deviation of each coordinate of a gradient.
+
+    Attributes:
+        noise: of the next step's gradient, positive; another one where not all hospitals have answered.
     """
 
     def __init__(self, head: nn.Linear, features: Tensor, *, noise: float) -> None:
-        super().__init__(head, features, noise=noise)
+        super().__init__([head.weight, head.bias], {"lr": 1.0})
+        self.noise = noise
+        self._wide = torch.cat([features.double(), torch.ones(len(features), 1).to(features).double()], dim=1)
         self.state[head.weight].update(step=0, precision=0.0, weight=0.0)  # of the noise, summed over steps
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Goes one step by the present gradient."""
-        state = self.state[self.param_groups[0]["params"][0]]
+        head_weight, bias = self.param_groups[0]["params"]
+        state = self.state[head_weight]
         state["step"] += 1
-        values = self.values()
+        values, gradient = (  # (C, d + 1): weights and, last, biases
+            torch.cat([weights, biases[:, None]], dim=1).double()
+            for weights, biases in ((head_weight.detach(), bias.detach()), (head_weight.grad, bias.grad))
+        )
         kinds, axes, curvature = self._curvature(values)
-        along = kinds.T @ self.gradient() @ axes
+        along = kinds.T @ gradient @ axes
         state["precision"] += self.noise**-2
         state["weight"] += (weight := state["step"] * self.noise**-2)
         unsure = 1.0 / state["precision"] / _LIKELY**2
         way = -kinds @ (along * curvature / (curvature.square() + unsure).clamp(min=1e-300)) @ axes.T
-        change, _ = self.within(weight / state["weight"] * way, _LONGEST)
-        self.install(values + change)
+        change = weight / state["weight"] * way
+        size = float((self._wide @ change.T).square().mean().sqrt())  # of the change of public scores
+        values += min(1.0, _LONGEST / max(size, 1e-12)) * change
+        head_weight.copy_(values[:, :-1])
+        bias.copy_(values[:, -1])
 
     def _curvature(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Axes (C, C) and (d + 1, d + 1), and the public loss's curvature (C, d + 1) along each pair of them."""
-        shares = torch.softmax(self.wide @ values.T, dim=1)  # (m, C)
+        shares = torch.softmax(self._wide @ values.T, dim=1)  # (m, C)
         doubt = (shares * (1.0 - shares)).sum(dim=1)  # (m,): the trace of a record's (C, C)
         of_kinds = torch.diag(shares.mean(dim=0)) - shares.T @ shares / len(shares)  # its trace is the mean doubt
-        of_features = (self.wide * doubt[:, None]).T @ self.wide / doubt.sum()
+        of_features = (self._wide * doubt[:, None]).T @ self._wide / doubt.sum()
         (along_kinds, kinds), (along_axes, axes) = torch.linalg.eigh(of_kinds), torch.linalg.eigh(of_features)
         return kinds, axes, along_kinds.clamp(min=0.0)[:, None] * along_axes.clamp(min=0.0)

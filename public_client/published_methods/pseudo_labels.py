@@ -118,11 +118,7 @@ class PseudoLabels(Method):
         return [f"{words}. Nothing was spent"] if words else []
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        own: nn.Module | None,
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         """See `Method`, as far as the price goes: sizes are right, the components are not yet the source's.
 

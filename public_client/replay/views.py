@@ -352,8 +352,7 @@ def view_for(records: Tensor, features: Tensor, declared: Ends | None = None) ->
         spread = features.std(dim=0) if len(features) > 1 else torch.ones_like(features[0])
         return FeatureView(spread.clamp(min=1e-6)).to(records.device)
     raise InvalidValue(
-        f"there is no ready view for records of shape {tuple(records.shape[1:])}; allowed: (d,), (c, l), (c, h, w); or "
-        'plan with parameters="adapters"'
+        f"there is no ready view for records of shape {tuple(records.shape[1:])}; allowed: (d,), (c, l), (c, h, w)"
     )
 
 

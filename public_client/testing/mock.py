@@ -45,11 +45,9 @@ from dpswd.shared.core.privacy.events import NeighbouringRelation
 from dpswd.shared.core.privacy.filter import PrivacyFilter
 from dpswd.shared.core.steps.admission import admit_run, offered
 from dpswd.shared.core.steps.computing import Laboratory, computed
-from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
-from dpswd.shared.core.wire.payloads import float_bytes
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.protocol.contract import DataContract
@@ -219,7 +217,6 @@ class MockCurator(Curator):
         self._labels = in_turn if labels is None else labels
         self._graphs: dict[str, ExtractorGraph] = {}
         self._weights: dict[str, bytes] = {}
-        self._sources: dict[str, FloatArray] = {}
         self._runs: dict[str, _Run] = {}
         self._opened: dict[str, str] = {}
         self._lock = threading.RLock()
@@ -230,7 +227,6 @@ class MockCurator(Curator):
         handlers: dict[str, Callable[[Any], Message]] = {
             "Describe": self._describe,
             "UploadExtractor": self._upload_extractor,
-            "UploadSource": self._upload_source,
             "OpenRun": self._open_run,
             "DrawStep": self._draw_step,
         }
@@ -291,12 +287,6 @@ class MockCurator(Curator):
         return pb.UploadExtractorResponse(
             graph_digest=digests[0], weights_digest=digests[1], feature_dimension=graph.feature_dimension
         )
-
-    def _upload_source(self, request: pb.UploadSourceRequest) -> pb.UploadSourceResponse:
-        features = arrays.decode_floats(request.features, field="features", max_values=protocol.MAX_MESSAGE_BYTES // 4)
-        digest = hashlib.sha256(float_bytes(features)).hexdigest()
-        self._sources[digest] = features
-        return pb.UploadSourceResponse(source_digest=digest)
 
     def _open_run(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         parameters = RunParameters.from_message(request.parameters)
@@ -369,7 +359,7 @@ class MockCurator(Curator):
         return pb.DrawStepResponse(step_release=stored[1], receipt=encode_receipt(stored[2]))
 
     def _computed(self, run: _Run, request: pb.DrawStepRequest, digest: str) -> tuple[str, bytes, chain.Receipt]:
-        asked = run.admitted.admit_step(request.payload, public=self._uploaded, limits=self._described.limits)
+        asked = run.admitted.admit_step(request.payload, limits=self._described.limits)
         lab = Laboratory(
             records=self,
             labels=self._labels if self._data.classes else None,
@@ -397,11 +387,6 @@ class MockCurator(Curator):
             model=ModelFacts.of(graph),
             limits=self._described.limits,
         )
-
-    def _uploaded(self, digest: str) -> FloatArray:
-        if digest not in self._sources:
-            raise invalid("payload.source", "names unknown features; upload the source features first")
-        return self._sources[digest]
 
     def _signed(self, kind: str, run_id: str, request_id: str, digest: str, **more: Any) -> chain.Receipt:
         """The next entry of a chain like a ledger's, as a receipt."""

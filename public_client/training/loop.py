@@ -41,7 +41,6 @@ class Training:
         progress: whether bars are shown.
         evaluate: by site, where labels of the target are at hand.
         log: told of every step.
-        adapter: a module of the caller's own in the place of the method's adapter, or None.
         view: the identity of the view that the replay fits, or None for the ready one.
         ranks: the processes that train together.
     """
@@ -54,7 +53,6 @@ class Training:
     progress: bool = True
     evaluate: Mapping[str, Evaluate] = field(default_factory=dict)
     log: Recorder = field(default_factory=Recorder)
-    adapter: nn.Module | None = None
     view: View | None = None
     ranks: Ranks = field(default_factory=Ranks.current)
 

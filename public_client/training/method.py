@@ -28,7 +28,6 @@ class Method(Recipe):
         learning_rate: at the start.
         source_records: public records whose features are compared with the private ones.
         averaging: decay of the running average of the trained weights that is kept at the end; 0 keeps the last.
-        target_side: the source-trained extractor stays for the source; what is adapted stands before the target alone.
         trains_shared: several sites always train one model.
         fits_view: a view of the caller's own may be fitted.
         suits: when to choose it, where that is not plain; in a few words.
@@ -37,7 +36,6 @@ class Method(Recipe):
             the hospital's; there is no training on the public records before it.
     """
 
-    target_side: ClassVar[bool] = False
     trains_shared: ClassVar[bool] = False
     fits_view: ClassVar[bool] = False
     own_target: ClassVar[bool] = False
@@ -68,18 +66,13 @@ class Method(Recipe):
         return None
 
     def declarable(
-        self,
-        extractor: nn.Module,
-        record_shape: tuple[int, ...],
-        own: nn.Module | None,
-        classifier: nn.Module | None = None,
+        self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
     ) -> Declarable:
         """What the runs of a source extractor would declare: by default that alone, with nothing adapted.
 
         Args:
             extractor: in any mode; it stays as it is.
             record_shape: of one record.
-            own: a target-side adapter of the caller's own, or None.
             classifier: of the extractor's features, for methods that train it with the hospital's records.
         """
         return Declarable.of(extractor, record_shape)
@@ -105,7 +98,7 @@ class Method(Recipe):
             plan: see `Hospital.open`, also for what is returned and raised.
             extractor: see `Hospital.open`.
         """
-        return Release(curator, self.declarable(extractor, plan.record_shape, None), plan).open()
+        return Release(curator, self.declarable(extractor, plan.record_shape), plan).open()
 
     @abc.abstractmethod
     def begin(self, group: Group, training: Training) -> None:

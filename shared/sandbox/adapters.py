@@ -1,10 +1,6 @@
-"""Small trainable layers that move a private target's features onto the source's (docs/privacy, 6).
+"""Small layers that move a private target's records onto the source's: warps, gains and biases.
 
-The noise on a sanitized gradient grows with the square root of the number of parameters; an adapter of a few numbers
-inside a frozen extractor therefore learns under budgets where the whole network cannot. Each layer is the identity
-when it is made, differentiable in its parameters under `torch.func.vmap`, and a word of the closed vocabulary.
-
-The functions of one record are what the curator runs under vmap; what a client trains computes the same
+The functions of one record are what the curator runs under vmap; what a client computes is the same
 (`dpswd.public_client.extractor.adapter_layers`).
 """
 
@@ -13,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from dpswd.shared.sandbox import steady
 
 
 def affine_warp2d_record(x: Tensor, theta: Tensor) -> Tensor:
@@ -52,28 +46,3 @@ def channel_affine_record(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
     """One gain and one bias for each channel of one record (c, ...)."""
     trailing = (-1,) + (1,) * (x.dim() - 1)
     return x * gain.reshape(trailing) + bias.reshape(trailing)
-
-
-def low_rank_affine(x: Tensor, left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
-    """X -> x + left (right x) + bias on the last dimension; left (d, r), right (r, d), bias (d,)."""
-    return x + (x @ right.T) @ left.T + bias
-
-
-def monotone_columns(x: Tensor, knots: Tensor, log_slope: Tensor, offset: Tensor) -> Tensor:
-    """An increasing piecewise-linear map for each column.
-
-    Args:
-        x: (..., d).
-        knots: (d, m), public, increasing in each row: where the slope may change.
-        log_slope: (d, m + 1), the logarithm of the slope left of, between and right of the knots.
-        offset: (d,), added to the result.
-
-    Returns:
-        (..., d); equal to x when log_slope and offset are zero.
-    """
-    slope = steady.exp(log_slope)
-    above = x.unsqueeze(-1) - knots  # (..., d, m), the way past each knot
-    inner = steady.between(above[..., :-1], knots[:, 1:] - knots[:, :-1])  # (..., d, m - 1)
-    left = -torch.relu(-above[..., 0]) * slope[:, 0]
-    right = torch.relu(above[..., -1]) * slope[:, -1]
-    return knots[:, 0] + offset + left + (inner * slope[:, 1:-1]).sum(dim=-1) + right

@@ -23,8 +23,8 @@ CACHED_VALUES = 2**26
 """Up to so many intermediate numbers of a whole batch, `begin` keeps them for the gradients (about 750 MB with what
 autograd adds); beyond, they are computed twice."""
 CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
-"""Numbers in the intermediate values of one chunk of records: on a CPU about what its caches hold (8 MiB; measured in
-benchmarks/extractor.py), on a GPU a gigabyte."""
+"""Numbers in the intermediate values of one chunk of records: on a CPU about what its caches hold (8 MiB), on a GPU a
+gigabyte."""
 
 STEP_VALUES = 2**12
 """Numbers that a part of a graph needs to be worth its own start: chunks of recurrent layers are larger than caches."""

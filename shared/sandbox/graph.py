@@ -163,7 +163,7 @@ class ExtractorGraph:
 
     @cached_property
     def buffer_shapes(self) -> Mapping[str, Shape]:
-        """Shape of each stored tensor that is never trained (running statistics, knots)."""
+        """Shape of each stored tensor that is never trained (running statistics)."""
         return MappingProxyType(self._tensors(lambda operation: operation.buffers))
 
     @property

@@ -11,12 +11,9 @@ from torch.nn import functional
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import adapters
-from dpswd.shared.sandbox.attributes import Attributes, extent, flag, integer, integers, small_epsilon, window
+from dpswd.shared.sandbox.attributes import Attributes, extent, flag, integers, small_epsilon, window
 from dpswd.shared.sandbox.grouped import grouped_linear
 from dpswd.shared.sandbox.operations import Operation, Shape, convolved, declared, need_rank, same, spatial
-
-MAX_KNOTS = 256
-"""Most knots of a monotone column map; each costs one parameter a column, so useful maps have a handful."""
 
 Tensors = Callable[[Attributes], dict[str, Shape]]
 
@@ -88,7 +85,7 @@ def _two_channels(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gives a grey image (1, h, w) a second channel of zeros, with zero weights, on a CPU.
 
     One channel fits both memory layouts and torch then takes the one in which it pools at an eighth of the speed; with
-    two channels the layout of the weights (`Extractor`) decides. Measured in benchmarks/extractor.py.
+    two channels the layout of the weights (`Extractor`) decides.
     """
     if x.device.type != "cpu" or x.shape[0] != 1:
         return x, weight
@@ -142,12 +139,6 @@ def _prelu_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
 def _image_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
     need_rank(inputs[0], 3, "affine_warp2d")
     return same(inputs, at)
-
-
-def _low_rank_shape(inputs: Sequence[Shape], at: Attributes) -> Shape:
-    if at["rank"] > at["features"]:
-        raise InvalidValue(f"rank {at['rank']} is more than the {at['features']} features")
-    return declared("features", -1)(inputs, at)
 
 
 LAYERS: tuple[Operation, ...] = (
@@ -238,30 +229,6 @@ LAYERS: tuple[Operation, ...] = (
         apply=lambda x, _at, w: x[0] * w["gain"] + w["bias"],
         parameters=_vectors("features", "gain", "bias"),
         work=lambda _i, out, _a: 2 * math.prod(out),
-    ),
-    Operation(
-        name="low_rank_affine",
-        about="adapters.LowRankAffine: identity plus a product of two thin matrices",
-        attributes={"features": extent, "rank": extent},
-        shape=_low_rank_shape,
-        apply=lambda x, _at, w: adapters.low_rank_affine(x[0], w["left"], w["right"], w["bias"]),
-        parameters=lambda at: {
-            "left": (at["features"], at["rank"]),
-            "right": (at["rank"], at["features"]),
-            "bias": (at["features"],),
-        },
-        work=lambda _i, out, at: 4 * math.prod(out) * int(at["rank"]),
-    ),
-    Operation(
-        name="monotone_columns",
-        about="adapters.MonotoneColumns: an increasing piecewise-linear map a column",
-        attributes={"columns": extent, "knots": integer(2, MAX_KNOTS)},
-        shape=declared("columns", -1),
-        apply=lambda x, _at, w: adapters.monotone_columns(x[0], w["knots"], w["log_slope"], w["offset"]),
-        parameters=lambda at: {"log_slope": (at["columns"], at["knots"] + 1), "offset": (at["columns"],)},
-        buffers=lambda at: {"knots": (at["columns"], at["knots"])},
-        work=lambda _i, out, at: 6 * math.prod(out) * int(at["knots"]),
-        inner=lambda _i, out, at: 3 * math.prod(out) * int(at["knots"]),
     ),
 )
 """Their order is that of the list in docs/ml-team/extractors.md."""

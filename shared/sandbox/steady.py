@@ -72,11 +72,6 @@ def log(x: Tensor) -> Tensor:
     return torch.log(functional.hardtanh(torch.nan_to_num(x, nan=1.0), 2.0**-126, 2.0**125))
 
 
-def between(x: Tensor, width: Tensor) -> Tensor:
-    """Clamps to [0, width]; width is positive and broadcasts."""
-    return width * functional.hardtanh(x / width, 0.0, 1.0)
-
-
 def max_pool(
     x: Tensor,
     *,

@@ -187,11 +187,15 @@ def build_images(address: str) -> None:
         wheels = pool.submit(_wheelhouse, environment)
     base.result()
     wheels.result()
-    for target in ("curator", "client"):
+
+    def build(target: str) -> None:
         # Without a network: the wheelhouse and the base image are all that a build may use.
         command = ["build", "--quiet", "--network", "none", "--file", "deploy/images/Dockerfile", "--target", target]
         command += ["--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "--tag", f"dpswd-{target}:test", "."]
         _timed(f"{target} image", [debian_docker(), *command], {**environment, "DOCKER_BUILDKIT": "1"})
+
+    with ThreadPoolExecutor(2) as pool:  # what both have in common is built once, the rest side by side
+        list(pool.map(build, ("curator", "client")))
 
 
 def _base_image(client: docker.DockerClient, environment: dict[str, str]) -> None:

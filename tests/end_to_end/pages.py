@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import short_tuning
 from click.testing import CliRunner
 
 from dpswd.private_curator.cli.main import main as curator
 from dpswd.public_client.cli.main import main as client
 
 PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
-MODULES = {"dpswd-curator": "dpswd.private_curator.cli", "dpswd-client": "dpswd.public_client.cli.main"}
+STARTED = {"dpswd-curator": ("-m", "dpswd.private_curator.cli"), "dpswd-client": (short_tuning.__file__,)}
 AS_INSTALLED = {"dpswd-curator init", "dpswd-curator serve", "dpswd-client init"}
 """Commands that are typed into a shell the first time; the others start quickly (`forked_starts`), as processes too."""
 _SHELLS_OWN = re.compile(r"[|&;<>()$`*?{}~#!\n]|(^|\s)[A-Z_]+=")  # what only a shell understands
@@ -197,8 +198,8 @@ class Shell:
         """What to start for a line: a shell, or the program's module without one."""
         program, command = line.split()[0], " ".join(line.split()[:2])
         plain = _SHELLS_OWN.search(line) is None
-        if plain and program in MODULES and command not in AS_INSTALLED - self._entered:
-            return [sys.executable, "-m", MODULES[program], *shlex.split(line)[1:]]
+        if plain and program in STARTED and command not in AS_INSTALLED - self._entered:
+            return [sys.executable, *STARTED[program], *shlex.split(line)[1:]]
         self._entered.add(command)
         return ["bash", "-c", f"exec {line}" if plain else line]
 

@@ -9,8 +9,8 @@ from dpswd.public_client.cli.main import main
 
 demonstration._SETTINGS |= {"source.epochs": 1, "method.control_steps": 2}
 demonstration._METHODS = {
-    "adapter": {
-        "method.name": "adapter",
+    "rows": {
+        "method.name": "rows",
         "method.settings.directions": 8,
         "privacy.batch_size": 898,
         "privacy.steps": 2,

@@ -300,7 +300,7 @@ def _bad_uploads(site, curator):
     weights = weights_to_bytes(module_weights(module, graph))
     for bad_graph, bad_weights in (
         (b"{}", b""), (b"\xff" * 50, weights), (graph.to_bytes(), b"\0" * 100), (graph.to_bytes()[:-9], weights),
-        (graph.to_bytes(), weights[:-8]),
+        (graph.to_bytes(), weights[:-8]), (graph.to_bytes(), weights[:-4] + np.float32(np.nan).tobytes()),
     ):  # fmt: skip
         with site.refused(errors.RequestInvalid):
             curator.upload_extractor(bad_graph, bad_weights)
@@ -309,8 +309,6 @@ def _bad_uploads(site, curator):
             curator.open_run(_declare(curator, module, **changes))
     with site.refused(errors.ProtocolError):
         curator.open_run(_declare(curator, module, quantiles(2, 4.0, directions=10**6)))
-    with site.refused(errors.RequestInvalid):
-        curator.upload_source(np.full((3, FEATURES), np.nan))
     with site.refused(errors.BudgetExhausted):
         curator.open_run(_declare(curator, module, rows(1e-3, directions=10)))
 

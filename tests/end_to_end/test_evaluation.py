@@ -1,4 +1,4 @@
-"""Evaluations and an adapter's training against a curator process, through the client's own commands."""
+"""Evaluations and a training against a curator process, through the client's own commands."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_delivered_model_runs_at_the_hospital_without_the_client(hospital, m
         assert len(list(csv.DictReader(file))) == N
 
 
-def test_a_training_is_charged_at_the_accountants_price_and_moves_the_adapter(tmp_path):
+def test_a_training_is_charged_at_the_accountants_price_and_moves_the_extractor(tmp_path):
     """Over the real service: the charge is the budget to three digits; tests/public_client has the accuracy.
 
     The client dies after its second step; the run is charged once, and no step is drawn twice.
@@ -166,16 +166,17 @@ def test_a_training_is_charged_at_the_accountants_price_and_moves_the_adapter(tm
         with pytest.raises(InvalidValue, match="does not offer 'evaluation'"):  # its operator declares no classes
             connected.evaluate(nn.Linear(WIDTH, CLASSES), epsilon=0.1)
         wishes = {"epsilon": 4.0, "steps": 4, "batch_size": 200}
-        asked = ("adapter", (extractor, classifier), loader, connected)
+        asked = ("all-weights", (extractor, classifier), loader, connected)
+        sized = {"settings": {"batch_records": 500}, "wishes": wishes}
         with pytest.raises(Died):
-            trained_by(*asked, wishes=wishes, checkpoint=tmp_path / "run", evaluate=die)
+            trained_by(*asked, **sized, checkpoint=tmp_path / "run", evaluate=die)
         assert hospital.budget()["steps_charged"] == 4  # all of them when the run was opened
-        trained = trained_by(*asked, wishes=wishes, checkpoint=tmp_path / "run")
+        trained = trained_by(*asked, **sized, checkpoint=tmp_path / "run")
         assert [report["state"] for report in trained.reports] == ["finished"]
         assert trained.history[-1].epsilon == pytest.approx(4.0, rel=1e-3)
         assert connected.describe().spent == pytest.approx(4.0, rel=1e-3)
         with pytest.raises(BudgetExhausted):
-            trained_by(*asked, wishes=wishes)
+            trained_by(*asked, **sized)
         assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 5  # the charge and four steps
         (file,) = trained.save(tmp_path / "adapted.safetensors")
     inputs = torch.from_numpy(records)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from dpswd import Adapter, DomainAdaptation, Federation, Hospital, Replay
+from dpswd import DomainAdaptation, Federation, Finetune, Hospital, Replay
 from dpswd.public_client.data.datasets import load_task
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader, train_source
@@ -29,11 +29,12 @@ def task():
 @pytest.fixture(scope="module")
 def hospitals(task):
     """Two hospitals with different shifts, sizes and budgets."""
-    images = task.target.images
-    north, south = images[:300], (images[300:500] * 0.8 - 0.1)
+    images, labels = task.target.images, task.target.labels.numpy()
+    north, south = images[:300].numpy(), (images[300:500] * 0.8 - 0.1).numpy()
+    options = {"delta": 1e-5, "classes": 10, "device": "cpu"}
     with (
-        LocalHospital(north.numpy(), epsilon=20.0, delta=1e-5, name="north", device="cpu") as first,
-        LocalHospital(south.numpy(), epsilon=2 * EPSILON, delta=1e-5, name="south", device="cpu") as second,
+        LocalHospital(north, epsilon=20.0, name="north", labels=labels[:300], **options) as first,
+        LocalHospital(south, epsilon=2 * EPSILON, name="south", labels=labels[300:500], **options) as second,
     ):
         yield {"north": first, "south": second}
 
@@ -59,7 +60,7 @@ def adaptation(federation, trained, **options):
     extractor, classifier = digits_network((1, 8, 8))
     extractor.load_state_dict(trained[0])
     classifier.load_state_dict(trained[1])
-    plans = federation.plan(Adapter(directions=20, source_records=200), epsilon=EPSILON, steps=STEPS, batch_size=150)
+    plans = federation.plan(Finetune(source_records=200), epsilon=EPSILON, steps=STEPS, batch_size=150)
     return DomainAdaptation(
         extractor, classifier, hospital=federation, plan=plans, source_epochs=0, device="cpu", **options
     )

@@ -114,7 +114,7 @@ def test_a_client_keeps_its_rate_beside_floods(site, tmp_path):
                         SlowClient(address, credentials=tmp_path / client, window=0) as deaf,
                     ):
                         asking.begin("DrawStep")
-                        trickling = [asking.begin("UploadSource", message_bytes=1 << 20) for _ in range(3)]
+                        trickling = [asking.begin("UploadExtractor", message_bytes=1 << 20) for _ in range(3)]
                         for _ in range(4):
                             deaf.end(deaf.begin("Describe", message_bytes=0))
                         for _ in range(10):

@@ -23,7 +23,7 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.certificates import request_fingerprint
 from dpswd.shared.core.errors import LedgerCorrupt
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900), pytest.mark.usefixtures("short_tuning")]
 
 OPERATOR = ROOT / "docs" / "operator"
 TEAM_PAGE = ROOT / "docs" / "ml-team" / "first-hour.md"

@@ -106,7 +106,7 @@ def hospital(source):
 
 def train(source, *words, steps=3):
     return [
-        *CLIENT, "train", "--set", f"data.source={source}", "--source-epochs", 1, "--method", "adapter",
+        *CLIENT, "train", "--set", f"data.source={source}", "--source-epochs", 1, "--method", "all-weights",
         "--steps", steps, "--batch", 40, "--setting", "directions=8", "--device", "cpu", *words,
     ]  # fmt: skip
 

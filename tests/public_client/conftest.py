@@ -122,10 +122,6 @@ class FakeCurator(rpc.CuratorServiceServicer):
             feature_dimension=self.feature_dimension,
         )
 
-    def UploadSource(self, request, context):
-        self._begin("UploadSource", context)
-        return pb.UploadSourceResponse(source_digest=hashlib.sha256(request.features.data).hexdigest())
-
     def OpenRun(self, request, context):
         self._begin("OpenRun", context)
         self.request_ids.append(request.request_id)

@@ -40,30 +40,23 @@ def test_the_session_with_a_labelled_hospital(tmp_path, monkeypatch):
     assert load_adapted("labelled.safetensors", device="cpu").classes == 3
 
 
-@pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "an adapter"])
-def test_the_loop_of_ones_own(adapters):
-    from dpswd.public_client.published_methods.adapting import adapt_for_target
-
+def test_the_loop_of_ones_own():
     torch.manual_seed(0)
     extractor, classifier = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3)
-    target = adapt_for_target(extractor, (6,)) if adapters else extractor
     hospital = Hospital(MockCurator(mock_description(records=600, record_shape=(6,), epsilon=3.0, delta=1e-5)))
     code = snippet("In your own loop")
     assert "steps=200" in code
     code = code.replace("steps=200", "steps=5")
-    if adapters:
-        code = code.replace("AllWeights", "Adapter").replace("open(plan, extractor)", "open(plan, target)")
-    before = [value.clone() for value in target.parameters()]
+    before = [value.clone() for value in extractor.parameters()]
     names = {
         "hospital": hospital,
         "extractor": extractor,
-        "target": target,
         "classifier": classifier,
         "source_loader": [(torch.randn(32, 6), torch.randint(3, (32,))) for _ in range(2)],
-        "optimizer": torch.optim.Adam([*target.parameters(), *classifier.parameters()]),
+        "optimizer": torch.optim.Adam([*extractor.parameters(), *classifier.parameters()]),
     }
     exec(compile(code, str(GUIDE), "exec"), names)
     assert len(hospital.curator.charges) == 1
-    assert any(not torch.equal(old, new) for old, new in zip(before, target.parameters(), strict=True))
+    assert any(not torch.equal(old, new) for old, new in zip(before, extractor.parameters(), strict=True))
     with pytest.raises(RunFinished):
         names["run"].loss(names["source_features"].detach())

@@ -137,7 +137,7 @@ class Site:
                 steps=2000,
             )
         ).run_id
-        self.source = self.client.upload_source(np.ones((16, 64), np.float32))
+        self.source = np.ones((16, 64), np.float32)
 
     def _checkpoint(self, name):
         if name == "extracted":

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Generic
 
 from dpswd.shared.core.errors import RequestInvalid
-from dpswd.shared.core.mechanisms.interface import Facts, Limits, Mechanism, Payload, PublicArrays, RunSize, Step
+from dpswd.shared.core.mechanisms.interface import Facts, Limits, Mechanism, Payload, RunSize, Step
 from dpswd.shared.core.mechanisms.linear import D_co, LinearMechanism, LinearRun, Q_co, R_co
 from dpswd.shared.core.privacy.events import RunEvent, StepEvent
 from dpswd.shared.core.wire.checks import Violation
@@ -64,25 +64,24 @@ class Declared(Generic[D_co, Q_co, R_co]):
         return self.mechanism.synthetic(self.declaration, self.size, self.facts).to_bytes()
 
     def asked(self, payload: bytes) -> Asked[D_co, Q_co, R_co]:
-        """A request of this run, decoded; what it names by digest is missing, and nothing is checked.
+        """A request of this run, decoded, and nothing is checked.
 
         Raises:
             RequestInvalid: the bytes are no such value.
         """
         return Asked(self, self.mechanism.request.from_bytes(payload))
 
-    def admit_step(self, payload: bytes, *, public: PublicArrays, limits: Limits) -> Asked[D_co, Q_co, R_co]:
-        """Checks a step's request against this run, and completes it.
+    def admit_step(self, payload: bytes, *, limits: Limits) -> Asked[D_co, Q_co, R_co]:
+        """Checks a step's request against this run.
 
         Args:
             payload: as it was sent.
-            public: finds uploaded source features.
             limits: the operator's.
 
         Raises:
             RequestInvalid: every broken rule.
         """
-        request = self.mechanism.resolved(self.mechanism.request.from_bytes(payload), public)
+        request = self.mechanism.request.from_bytes(payload)
         if broken := self.mechanism.check(request, self.declaration, self.facts, limits):
             raise RequestInvalid(tuple(broken))
         return Asked(self, request)

@@ -220,13 +220,6 @@ class Session(Protocol):
         ...
 
 
-PublicArrays = Callable[[str], FloatArray]
-"""Public source features (m, d) by the digest under which they were uploaded.
-
-Raises RequestInvalid where the digest is unknown, or names features of another dimension.
-"""
-
-
 @dataclass(frozen=True)
 class Step:
     """What a mechanism computes one step with.
@@ -304,12 +297,8 @@ class Mechanism(abc.ABC, Generic[D, Q, R]):
     def summary(self, declared: D, facts: Facts) -> str:
         """What a step releases, in words, for plans and dry runs."""
 
-    def resolved(self, request: Q, public: PublicArrays) -> Q:
-        """The request with the public arrays that it names by digest."""
-        return request
-
     def check(self, request: Q, declared: D, facts: Facts, limits: Limits) -> list[Violation]:
-        """Every rule that a step's resolved request breaks against its run."""
+        """Every rule that a step's request breaks against its run."""
         return []
 
     def work(self, declared: D) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ class Wire:
     """How one attribute of a payload travels, where its own name and type do not say it.
 
     Attributes:
-        name: of the message's field, or of its choice (`oneof`) of a text and an array; "" where the attribute's name.
+        name: of the message's field; "" where the attribute's name.
         shape: of an array: numbers as they are, a name for each size that may vary, equal names for equal sizes; None
             for any.
         most: values of an array.
@@ -78,9 +78,6 @@ class MessagePayload:
         sent, descriptor = {}, self._message.DESCRIPTOR
         for attribute, (wire, _) in self._layout.items():
             value, name = getattr(self, attribute), wire.name
-            if name in descriptor.oneofs_by_name:
-                members = descriptor.oneofs_by_name[name].fields
-                name = next(one.name for one in members if (one.type == one.TYPE_STRING) == isinstance(value, str))
             match value:
                 case GridArray():
                     value = arrays.encode_grid(value)
@@ -161,11 +158,6 @@ def _layout(payload: type[MessagePayload]) -> dict[str, tuple[Wire, tuple[Any, .
 def _decoded(message: Message, wire: Wire, types: tuple[Any, ...], field: str) -> Any:
     """The value of one attribute; `field` is the message's path."""
     name, path = wire.name, f"{field}.{wire.name}"
-    if name in message.DESCRIPTOR.oneofs_by_name:
-        members = [one.name for one in message.DESCRIPTOR.oneofs_by_name[name].fields]
-        name = message.WhichOneof(name) or ""
-        if not name:
-            raise invalid(path, f"is missing; send it as one of {', '.join(members)}")
     value = getattr(message, name)
     if isinstance(value, Message) and NoneType in types and not message.HasField(name):
         return None

@@ -7,14 +7,14 @@ through map, clip and extractor by itself, is clipped to C, summed and noised (d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, PublicArrays, RunSize, Step
+from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, RunSize, Step
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
 from dpswd.shared.core.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration, SlicedReply, map_violations
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -76,12 +76,12 @@ class GradientRequest(MessagePayload, message=pb.GradientRequest, field="payload
     """What a step brings.
 
     Attributes:
-        source: raw public source features (m, d), or the digest under which they were uploaded.
+        source: raw public source features (m, d).
         adapted: (p,) values of the adapted parameters; None for the uploaded ones.
         feature_map: replaces the run's map for this step; None for the run's.
     """
 
-    source: FloatArray | str
+    source: FloatArray
     adapted: Annotated[FloatArray | None, Wire("adapted_parameters")] = None
     feature_map: FeatureMap | None = None
 
@@ -123,13 +123,9 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
             broken.append((field, f"{text} allowed"))
         return broken
 
-    def resolved(self, request: GradientRequest, public: PublicArrays) -> GradientRequest:
-        return replace(request, source=public(request.source)) if isinstance(request.source, str) else request
-
     def check(
         self, request: GradientRequest, declared: GradientDeclaration, facts: Facts, limits: Limits
     ) -> list[Violation]:
-        assert not isinstance(request.source, str), "resolved before it is checked"
         broken = map_violations(request.feature_map, facts, "payload.feature_map")
         broken += declared.sum.check(request.adapted, facts)
         shape, d = request.source.shape, facts.model.feature_dimension
@@ -151,7 +147,6 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
         return (declared.release, *sliced, declared.sum.parameters, declared.source_features)
 
     def compute(self, declared: GradientDeclaration, request: GradientRequest, step: Step) -> GradientReply:
-        assert not isinstance(request.source, str), "resolved before it is computed"
         sliced, names = SLICED[declared.release], declared.sum.parameters
         seen = sliced.look(declared.sliced, request.feature_map, step, adapted=request.adapted, names=names)
         source = seen.feature_map.clipped(torch.from_numpy(request.source).to(step.device))  # (m, d), public

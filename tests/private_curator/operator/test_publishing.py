@@ -21,7 +21,7 @@ from torch import nn
 from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.operator.publishing import Publishing
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.published_methods import Adapter, PseudoLabels
+from dpswd.public_client.published_methods import AllWeights, PseudoLabels
 from dpswd.shared.core import errors
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.protocol.publications import Proposal, Publication
@@ -122,7 +122,7 @@ def test_what_is_no_whole_step_is_refused_in_words(site, tmp_path):
     with pytest.raises(errors.GrantNotHeld, match="no client named 'autumn'"):
         site.publish(proposal, tmp_path / "out", client="autumn")
     with pytest.raises(errors.InvalidValue, match="is one release; prepare with replay"):
-        site.proposal(Adapter())
+        site.proposal(AllWeights())
     with pytest.raises(errors.InvalidValue, match="which proposals and published releases do not carry"):
         site.proposal(PseudoLabels())
     assert site.spent() == (0.0, 0)

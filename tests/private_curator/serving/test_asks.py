@@ -162,7 +162,7 @@ def test_a_search_for_the_noise_is_one_refusal_with_the_epsilon_that_was_typed(t
         team.transport.exchange = lambda *given, **named: asked.append(given[0]) or send(*given, **named)
         plan = hospital.plan(Replay(), epsilon=1.5)
         with pytest.raises(errors.BudgetExhausted, match=r"would cost epsilon 1\.5000"):
-            quoted(team, Replay().declarable(extractor, (5,), None), plan, required=True)
+            quoted(team, Replay().declarable(extractor, (5,)), plan, required=True)
     assert asked.count("OpenRun") > 3
     (refused,) = selected(Record(HomeDirectory(made.path)).history, categories=[Category.REFUSAL])
     assert (refused.count, refused.epsilon) == (1, 1.5)

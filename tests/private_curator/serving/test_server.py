@@ -193,10 +193,13 @@ def test_bad_uploads_name_what_is_wrong_and_messages_have_a_limit(serve):
     graph = trace(wrong, (7,))
     with pytest.raises(errors.RequestInvalid, match=r"\(5,\)"):
         client.upload_extractor(graph.to_bytes(), weights_to_bytes(module_weights(wrong, graph)))
-    with pytest.raises(errors.RequestInvalid, match="NaN"):
-        client.upload_source(np.full((3, 4), np.nan))
+    fitting = nn.Linear(5, 4)
+    graph = trace(fitting, (5,))
+    weights = weights_to_bytes(module_weights(fitting, graph))
+    with pytest.raises(errors.RequestInvalid, match="not finite"):
+        client.upload_extractor(graph.to_bytes(), weights[:-4] + np.float32(np.nan).tobytes())
     with pytest.raises(errors.ProtocolError, match="RESOURCE_EXHAUSTED"):
-        client.upload_source(np.zeros((300, 100)))
+        client.upload_extractor(graph.to_bytes(), weights + bytes(120_000))
 
 
 def test_settings_that_cannot_work_are_refused_at_start(directory):
@@ -342,18 +345,17 @@ def test_a_paid_reply_is_sent_again_whatever_the_operator_has_decided_since(serv
         client.open_run(parameters)
 
 
-def test_a_paid_reply_with_source_features_outlives_their_upload(serve, directory):
+def test_a_paid_reply_outlives_its_extractors_upload(serve, directory):
     client = serve()
     run = _open(client, gradient(QUANTILES, ClippedSum(("weight",), 0.1, 1.0), source_features=7))
-    digest = client.upload_source(SOURCE)
-    pending = client.prepare_step(run, GradientRequest(digest))
+    pending = client.prepare_step(run, GradientRequest(SOURCE))
     first = client.send(pending)
     for stored in (directory / "home" / "uploads" / "objects").iterdir():
         stored.unlink()
     client = serve(**{"limits.max_source_features": "3"})
     _again(client, pending, first)
     with pytest.raises(errors.ExtractorUnknown):
-        client.step(run, GradientRequest(digest))
+        client.step(run, GradientRequest(SOURCE))
 
 
 def test_one_client_cannot_take_all_threads(serve):

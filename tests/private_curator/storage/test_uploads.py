@@ -29,14 +29,14 @@ def test_a_digest_alone_opens_nothing(store):
 
 def test_quotas_count_each_client_and_repeats_are_free(store):
     for _ in range(5):
-        store.put(Kind.SOURCE, b"x" * 60, client="a", field="features")
+        store.put(Kind.WEIGHTS, b"x" * 60, client="a", field="weights")
     with pytest.raises(RequestInvalid, match="100 bytes"):
-        store.put(Kind.SOURCE, b"y" * 60, client="a", field="features")
-    store.put(Kind.SOURCE, b"y" * 60, client="b", field="features")
+        store.put(Kind.WEIGHTS, b"y" * 60, client="a", field="weights")
+    store.put(Kind.WEIGHTS, b"y" * 60, client="b", field="weights")
     for data in (b"1", b"2"):
-        store.put(Kind.SOURCE, data, client="a", field="features")
+        store.put(Kind.WEIGHTS, data, client="a", field="weights")
     with pytest.raises(RequestInvalid, match="3 objects"):
-        store.put(Kind.SOURCE, b"3", client="a", field="features")
+        store.put(Kind.WEIGHTS, b"3", client="a", field="weights")
 
 
 def test_a_file_that_a_crash_cut_short_counts_as_absent(store, tmp_path):

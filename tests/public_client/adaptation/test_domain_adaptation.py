@@ -11,8 +11,7 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.methods import method_kinds
-from dpswd.public_client.published_methods.adapters import adapter_names, with_adapters
-from dpswd.public_client.published_methods.aligned_run import AlignedRun
+from dpswd.public_client.published_methods.all_weights import AlignedRun
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core import errors
@@ -61,8 +60,12 @@ def model(hospital, method, *, device="cpu", epsilon=1.0, steps=STEPS, batch_siz
     return DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=1, device=device)
 
 
+def fit_on(source, adaptation, **arguments):
+    return adaptation.fit(source, progress=False, **arguments)
+
+
 def fit(adaptation, **arguments):
-    return adaptation.fit(source_loader(data(), batch_size=32), progress=False, **arguments)
+    return fit_on(source_loader(data(), batch_size=32), adaptation, **arguments)
 
 
 def weights(adaptation):
@@ -71,30 +74,17 @@ def weights(adaptation):
     return [value.clone() for module in modules for value in module.state_dict().values()]
 
 
-@pytest.mark.long
-def test_the_adapter_method_changes_the_adapters_alone_and_draws_each_step_once(connect, served):
-    adaptation = fit(model(connect(), "adapter"))
-    assert served.curator.steps_charged == STEPS
-    assert served.curator.calls["UploadSource"] == 1
-    before = dict(adaptation.extractor.named_parameters())
-    for name, value in adaptation.target_extractor.named_parameters():
-        if name.startswith("target_adapter"):
-            assert value.grad is not None
-        else:
-            assert torch.equal(value, before[name]), name
-    assert adaptation.history[-1].step == STEPS
-    assert adaptation.history[-1].epsilon == pytest.approx(1.0, rel=1e-3)
-
-
 def test_all_weights_train_on_both_sides_and_bring_their_map_with_each_step(connect, served):
     adaptation = model(connect(), "rows", learning_rate=1e-2)
     start = {name: value.clone() for name, value in adaptation.extractor.state_dict().items()}
     fit(adaptation)
-    assert served.curator.calls["DrawStep"] == STEPS
+    assert served.curator.calls["DrawStep"] == served.curator.steps_charged == STEPS
     assert all(step.feature_map is not None for step in served.curator.requests)
     assert len({step.adapted.tobytes() for step in served.curator.requests}) == STEPS
     assert adaptation.target_extractor is adaptation.extractor
     assert all(not torch.equal(value, start[name]) for name, value in adaptation.extractor.state_dict().items())
+    assert adaptation.history[-1].step == STEPS
+    assert adaptation.history[-1].epsilon == pytest.approx(1.0, rel=1e-3)
 
 
 @pytest.mark.long
@@ -116,7 +106,7 @@ def test_every_method_runs_on_every_device(connect, served, device, method, tmp_
 
 
 def test_a_refused_run_leaves_an_adapted_model_as_it_was(connect, served):
-    adaptation = fit(model(connect(), "adapter"))
+    adaptation = fit(model(connect(), "all-weights"))
     adaptation.source_epochs = 0
     adapted = weights(adaptation)
     served.curator.spent = 4.5
@@ -127,7 +117,7 @@ def test_a_refused_run_leaves_an_adapted_model_as_it_was(connect, served):
 
 def test_a_run_that_the_ledger_counts_dearer_than_planned_is_not_opened(connect, served):
     with pytest.raises(InvalidValue, match="Nothing was spent"):
-        fit(model(connect(), "adapter", epsilon=0.9))  # the fake's ledger always says 1.0
+        fit(model(connect(), "all-weights", epsilon=0.9))  # the fake's ledger always says 1.0
     assert served.curator.spent == 0.0
 
 
@@ -177,16 +167,17 @@ def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path,
 
 
 @pytest.mark.parametrize("answered", [0, 3, STEPS - 1])
-@pytest.mark.parametrize("method", ["adapter", "finetune"])
+@pytest.mark.parametrize("method", ["all-weights", "finetune"])
 def test_a_resumed_training_ends_where_an_uninterrupted_one_does(connect, served, tmp_path, method, answered):
-    """Whichever answer is the one that a killed client did not see any more."""
+    """Whichever answer is the one that a killed client did not see any more; the source is one batch."""
+    source = [(data().images, data().labels)]
     served.curator.failures["DrawStep:after"] = [None] * answered + [1]
     with pytest.raises(errors.CuratorUnavailable):
-        fit(model(connect(), method), checkpoint=tmp_path / "run")
-    resumed = fit(model(connect(), method), checkpoint=tmp_path / "run")
+        fit_on(source, model(connect(), method), checkpoint=tmp_path / "run")
+    resumed = fit_on(source, model(connect(), method), checkpoint=tmp_path / "run")
     assert served.curator.steps_charged == STEPS
     served.curator.restart()
-    straight = fit(model(connect(), method))
+    straight = fit_on(source, model(connect(), method))
     moved = [not torch.equal(a, b) for a, b in zip(weights(straight), weights(model(connect(), method)), strict=False)]
     assert any(moved)
     for a, b in zip(weights(resumed), weights(straight), strict=True):
@@ -209,8 +200,8 @@ def test_a_resumed_step_is_scored_with_the_batch_that_it_was_asked_with(connect,
 
 
 def test_a_checkpoint_of_another_plan_is_refused(connect, tmp_path):
-    fit(model(connect(), "adapter"), checkpoint=tmp_path / "run")
-    for other, wishes in (("adapter", {"steps": STEPS + 1}), ("adapter", {"clip_norm": 0.25}), ("rows", {})):
+    fit(model(connect(), "all-weights"), checkpoint=tmp_path / "run")
+    for other, wishes in (("all-weights", {"steps": STEPS + 1}), ("all-weights", {"clip_norm": 0.25}), ("rows", {})):
         with pytest.raises(errors.SettingsError, match="another plan"):
             fit(model(connect(), other, **wishes), checkpoint=tmp_path / "run")
 
@@ -235,7 +226,7 @@ def test_a_head_is_continued_as_it_was_declared(connect, served, tmp_path):
 
 
 def test_one_file_holds_the_whole_model(connect, tmp_path):
-    adaptation = fit(model(connect(), "adapter"))
+    adaptation = fit(model(connect(), "all-weights"))
     adaptation.save(tmp_path / "adapted.safetensors")
     loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
     images = data(5).images
@@ -264,22 +255,8 @@ def test_an_open_run_serves_ones_own_loop(connect, served, method):
     assert served.curator.calls["UploadExtractor"] == 1
 
 
-def test_an_adapter_serves_ones_own_loop(connect, served):
-    hospital = connect()
-    plan = hospital.plan(small("adapter"), epsilon=1.0, steps=2, batch_size=16)
-    extractor, _ = digits_network((1, 8, 8))
-    target = with_adapters(extractor.eval(), (1, 8, 8))
-    with hospital.open(plan, target) as run:
-        run.loss(extractor(data().images)).backward()
-    moved = {name for name, value in target.named_parameters() if value.grad is not None}
-    assert moved == set(adapter_names(target))
-    with pytest.raises(InvalidValue, match="the extractor has no adapters"):
-        hospital.open(plan, extractor)
-    assert served.curator.spent == 1.0
-
-
 def test_probabilities_sum_to_one_and_the_score_is_the_share_of_right_classes(connect):
-    adaptation = fit(model(connect(), "adapter"))
+    adaptation = fit(model(connect(), "all-weights"))
     held = data(5)
     probabilities = adaptation.predict_proba(held.images)
     assert probabilities.shape == (96, 10)

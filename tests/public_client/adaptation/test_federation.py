@@ -22,7 +22,7 @@ from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LossGradientReply
 
 STEPS = 4
-OF_ITS_OWN = ["adapter", "finetune"]
+OF_ITS_OWN = ["finetune"]
 
 
 @pytest.fixture
@@ -203,24 +203,24 @@ def test_a_shared_head_follows_the_weighted_mean_of_the_sites_gradients(connect,
 
 def test_sites_are_planned_by_one_method(connect, sites):
     federation = connect()
-    plans = federation.plan(small("adapter"), epsilon=1.0, steps=STEPS, batch_size=16)
+    plans = federation.plan(small("rows"), epsilon=1.0, steps=STEPS, batch_size=16)
     south = federation.hospitals["south"]
-    other = south.plan(small("adapter", rank=5), epsilon=1.0, steps=STEPS, batch_size=16)
-    with pytest.raises(SettingsError, match=r"differ in their method.*rank=5.*plan alike"):
+    other = south.plan(small("rows", directions=5), epsilon=1.0, steps=STEPS, batch_size=16)
+    with pytest.raises(SettingsError, match=r"differ in their method.*directions=5.*plan alike"):
         DomainAdaptation(*digits_network((1, 8, 8)), hospital=federation, plan=plans | {"south": other})
     assert [served.curator.spent for served in sites.values()] == [0.0, 0.0]
 
 
 def test_a_run_that_the_operator_closes_in_the_middle_ends_for_that_site_alone(connect, sites):
     sites["south"].curator.failures["DrawStep"] = [None, None, errors.RunFinished("closed by the operator")]
-    adaptation = fit(model(connect(), "adapter", shared=True))
+    adaptation = fit(model(connect(), "rows"))
     assert states(adaptation) == {"north": "finished", "south": "set aside"}
     assert sites["north"].curator.steps_charged == STEPS
 
 
 def test_when_no_site_is_left_the_first_error_says_so(connect, sites):
     federation = connect()
-    adaptation = model(federation, "adapter")
+    adaptation = model(federation, "finetune")
     for served in sites.values():
         served.curator.spent = 4.5
     with pytest.raises(errors.BudgetExhausted):
@@ -238,8 +238,7 @@ def test_sites_may_have_budgets_and_lengths_of_their_own(connect, sites):
     adaptation = fit(
         model(
             connect(),
-            "adapter",
-            shared=True,
+            "rows",
             epsilon={"north": 1.0, "south": 2.0},
             steps={"north": STEPS, "south": 2},
         )

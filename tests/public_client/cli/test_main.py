@@ -44,11 +44,11 @@ def test_describe_and_plan_read_a_curator(served):
     assert "1000 records" in invoke("describe", *there).stdout
     plan = json.loads(
         invoke("plan", *there, "--epsilon", "2", "--batch", "100", "--steps", "30", "--features", "96",
-               "--adapted", "90", "--method", "adapter", "--format", "json").stdout
+               "--adapted", "90", "--method", "all-weights", "--format", "json").stdout
     )  # fmt: skip
     assert (plan["batch_size"], plan["steps"], plan["fits"]) == (100, 30, True)
     assert plan["noise"] > 0
-    assert plan["method"]["name"] == "adapter"
+    assert plan["method"]["name"] == "all-weights"
     assert served.curator.spent == 0
     ladder = invoke("plan", *there, "--epsilon", "2").stdout
     assert ladder.splitlines()[0].startswith("Recommended for ")

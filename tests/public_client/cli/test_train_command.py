@@ -16,8 +16,7 @@ from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core import errors
 from dpswd.shared.protocol.contract import DataContract
 
-SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--device", "cpu",
-         "--set", "method.settings.directions=8"]  # fmt: skip
+SHORT = ["--source-epochs", "1", "--steps", "3", "--batch", "40", "--device", "cpu"]
 
 
 def invoke(*arguments):
@@ -37,10 +36,10 @@ def tables(tmp_path):
 @pytest.mark.long
 def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_path):
     file = tmp_path / "hospital.json"
-    description = mock_description(records=500, record_shape=(6,), epsilon=3.0, delta=1e-6)
+    description = mock_description(records=500, record_shape=(6,), epsilon=3.0, delta=1e-6, classes=3)
     file.write_text(json.dumps(description.to_json()))
     words = ["train", "--dry-run", *tables, *SHORT, "--curator", "a=nowhere:1", "--curator", "b=nowhere:2",
-             "--description", file, "--method", "adapter", "--epsilon", 2, "--save", tmp_path / "no.safetensors",
+             "--description", file, "--method", "finetune", "--epsilon", 2, "--save", tmp_path / "no.safetensors",
              "--log-dir", tmp_path / "logs"]  # fmt: skip
     text = invoke(*words)
     assert text.exit_code == 0, text.output
@@ -60,10 +59,10 @@ def test_a_dry_run_needs_no_server_and_lists_what_would_be_charged(tables, tmp_p
 
 @pytest.mark.long
 def test_two_curators_from_the_command_line(serve, tmp_path, tables):
-    north, south = serve(record_shape=(6,)), serve(record_shape=(6,))
+    north, south = serve(record_shape=(6,), classes=3), serve(record_shape=(6,), classes=3)
     south.curator.spent = 4.5  # exhausted: reported, and the training goes on
     done = invoke(
-        "train", *tables, *SHORT, "--method", "adapter",
+        "train", *tables, *SHORT, "--method", "finetune",
         "--curator", f"north={north.address}", "--credentials", north.credentials,
         "--curator", f"south={south.address}", "--credentials", south.credentials,
         "--checkpoint", tmp_path / "run", "--save", tmp_path / "adapted.safetensors",
@@ -74,7 +73,7 @@ def test_two_curators_from_the_command_line(serve, tmp_path, tables):
     assert (north.curator.spent, south.curator.spent) == (1.0, 4.5)
     assert load_adapted(tmp_path / "adapted-north.safetensors", device="cpu").plan["epsilon"] == 1.0
     again = invoke(
-        "train", *tables, *SHORT, "--method", "adapter",
+        "train", *tables, *SHORT, "--method", "finetune",
         "--curator", f"north={north.address}", "--credentials", north.credentials, "--checkpoint", tmp_path / "run",
     )  # fmt: skip
     assert again.exit_code == 3
@@ -83,17 +82,18 @@ def test_two_curators_from_the_command_line(serve, tmp_path, tables):
 
 @pytest.mark.long
 def test_a_training_runs_dry_and_against_two_curators_and_is_resumed(serve, tmp_path, tables):
-    short = ["--source-epochs", 1, "--steps", 4, "--batch", 40, "--device", "cpu", "--method", "adapter"]
+    short = ["--source-epochs", 1, "--steps", 4, "--batch", 40, "--device", "cpu", "--method", "finetune"]
     dry = invoke("train", "--dry-run", *tables, *short, "--epsilon", 2, "--records", 500)
     assert dry.exit_code == 0, dry.output
     assert "nothing was spent" in dry.stdout
-    (charged,) = re.findall(r"epsilon (\S+) for a run of 4 steps, each releasing .* a sanitized gradient", dry.stdout)
+    asked = "a run of 4 steps, each releasing the cross-entropy's sanitized gradient"
+    (charged,) = re.findall(rf"epsilon (\S+) for {asked}", dry.stdout)
     assert 1.8 < float(charged) <= 2.0
     wrong = invoke("train", "--dry-run", *tables, *short, "--set", "method.settings.hidden=8")
     assert wrong.exit_code == 9
-    assert "adapter has no hidden" in wrong.stderr
+    assert "finetune has no hidden" in wrong.stderr
 
-    north, south = serve(record_shape=(6,)), serve(record_shape=(6,))
+    north, south = serve(record_shape=(6,), classes=3), serve(record_shape=(6,), classes=3)
     south.curator.failures["DrawStep"] = [None, None, errors.RunFinished("closed by the operator")]
     words = [
         "train", *tables, *short, "--checkpoint", tmp_path / "run", "--save", tmp_path / "adapted.safetensors",
@@ -109,7 +109,7 @@ def test_a_training_runs_dry_and_against_two_curators_and_is_resumed(serve, tmp_
     for served in (north, south):
         assert (served.curator.steps_charged, served.curator.spent) == (4, 1.0)
     saved = [load_adapted(tmp_path / f"adapted-{name}.safetensors", device="cpu") for name in ("north", "south")]
-    assert [model.plan["method"]["name"] for model in saved] == ["adapter", "adapter"]
+    assert [model.plan["method"]["name"] for model in saved] == ["finetune", "finetune"]
 
 
 def test_a_control_over_two_seeds_on_ones_own_stand_in(tables):
@@ -161,7 +161,7 @@ def test_a_charge_that_mostly_changed_nothing_is_made_on_a_word_alone(tables, mo
     refused = invoke(*words, "--method", "replay")
     assert refused.exit_code == 3
     assert "198 of 218 measured runs of replay on vectors were charged and left the model as it was" in refused.stderr
-    for more in (["--method", "replay", "--yes"], ["--method", "adapter"], []):
+    for more in (["--method", "replay", "--yes"], ["--method", "rows"], []):
         with pytest.raises(pytest.fail.Exception, match="the hospital was asked"):
             CliRunner().invoke(main, list(map(str, [*words, *more])), catch_exceptions=False)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from dpswd import Adapter, AllWeights, DomainAdaptation, Hospital, Replay
+from dpswd import AllWeights, DomainAdaptation, Hospital, Replay, Rows
 from dpswd.public_client.data.checks import CheckedBatches, undisturbed
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader, train_source
@@ -77,7 +77,7 @@ BAD = {
 @pytest.mark.parametrize("epochs", [0, 1], ids=["trained already", "to be trained"])
 @pytest.mark.parametrize(
     ("what", "method"),
-    [*((what, Replay) for what in BAD), *itertools.product(["label -1", "NaN"], [Adapter, AllWeights])],
+    [*((what, Replay) for what in BAD), *itertools.product(["label -1", "NaN"], [Rows, AllWeights])],
 )
 def test_bad_batches_are_refused_and_nothing_is_charged(what, method, epochs):
     batches, says = BAD[what]

@@ -8,7 +8,7 @@ from small_methods import small, trained_by
 from torch import nn
 
 from benchmarks.baselines import Coral, Dann, Swd, trained_locally
-from dpswd import Adapter, DomainAdaptation, Hospital, Replay
+from dpswd import AllWeights, DomainAdaptation, Hospital, Replay
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader, train_source
@@ -119,9 +119,9 @@ def test_a_view_that_cannot_see_the_records_is_refused_before_anything_is_charge
 def test_a_view_without_a_replay_is_refused(trained):
     extractor, classifier, _ = trained
     hospital = hospital_of(records=300)
-    plan = hospital.plan(Adapter(), epsilon=1.0, steps=3, batch_size=50)
+    plan = hospital.plan(AllWeights(), epsilon=1.0, steps=3, batch_size=50)
     with pytest.raises(
-        SettingsError, match="fitted to replayed releases, and the plan's method is adapter; plan with Replay"
+        SettingsError, match="fitted to replayed releases, and the plan's method is all-weights; plan with Replay"
     ):
         DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, view=FeatureView(torch.ones(1)))
 

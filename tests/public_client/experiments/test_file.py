@@ -42,7 +42,7 @@ def test_toml_and_yaml_say_the_same(tmp_path):
 
 
 def test_the_printed_experiment_reads_back_to_itself(tmp_path):
-    path = write(tmp_path, "[privacy]\nepsilon = 0.5\n[method]\nname = 'adapter'\n")
+    path = write(tmp_path, "[privacy]\nepsilon = 0.5\n[method]\nname = 'all-weights'\n")
     printed = invoke(
         "train", "--experiment", path, "--seed", 3, "--set", "method.settings.clip_norm=2", "--print-experiment"
     )
@@ -109,13 +109,13 @@ def test_every_wish_of_the_privacy_section_is_an_argument_of_a_plan():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("adapter = 'wavelet'", "adapter is 'wavelet'; allowed: auto, warp"),
-        ("clip = 2.0", "adapter has no clip; its settings are adapter, averaging, clip_norm"),
-        ("rank = 1.5", "rank is 1.5; it must be a whole number of at least 1"),
+        ("release = 'wavelet'", "release is 'wavelet'; allowed: rows, quantiles"),
+        ("clip = 2.0", "all-weights has no clip; its settings are alignment_weight, averaging, batch_records"),
+        ("directions = 1.5", "directions is 1.5; it must be a whole number of at least 1"),
     ],
 )
 def test_a_methods_settings_are_checked_before_anything_is_trained(tmp_path, settings, says):
-    path = write(tmp_path, f"[method]\nname = 'adapter'\n[method.settings]\n{settings}\n")
+    path = write(tmp_path, f"[method]\nname = 'all-weights'\n[method.settings]\n{settings}\n")
     result = invoke("train", "--experiment", path)
     assert result.exit_code == 9
     assert says in result.stderr

@@ -16,7 +16,7 @@ from published_site import source as prepared_source
 from safetensors.torch import load
 from torch import nn
 
-from dpswd import Adapter, AllWeights, DomainAdaptation, PublishedHospital, Replay, Statistics
+from dpswd import AllWeights, DomainAdaptation, PublishedHospital, Replay, Statistics
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator import recording
 from dpswd.public_client.data.datasets import Labelled
@@ -27,6 +27,7 @@ from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.generation import Gaussian, load_generator
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.ladder.check import check, derive
+from dpswd.public_client.replay.views import FeatureView
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
@@ -118,7 +119,6 @@ QUICK = Replay(directions=50, tuning_steps=100, source_records=600)
 KINDS = {
     "replay": of_method(QUICK),
     "statistics": of_method(Statistics()),
-    "adapter": of_method(Adapter(directions=8)),
     "all weights": of_method(AllWeights(directions=8)),
     "generator": of_generator,
     "publication": of_publication,
@@ -187,7 +187,7 @@ def test_replies_of_another_run_are_detected(made, tmp_path):
     assert "the evidence is not the one that was certified" in findings_of(tmp_path, own)
 
 
-@pytest.mark.parametrize("kind", ["replay", "statistics", "adapter", "generator"])
+@pytest.mark.parametrize("kind", ["replay", "statistics", "all weights", "generator"])
 def test_one_seed_gives_one_file(tmp_path, kind):
     """On one thread and on four; of two ledgers, whose keys and run ids differ: all but certificate and receipts."""
     before, files = torch.get_num_threads(), []
@@ -244,16 +244,13 @@ def test_receipts_that_say_too_little_do_not_cost_the_model(tmp_path, monkeypatc
 
 def test_what_no_file_holds_is_said(tmp_path):
     curator = mock()
-    own = nn.Linear(COLUMNS, COLUMNS)
-    with torch.no_grad():
-        own.weight.copy_(torch.eye(COLUMNS)), own.bias.zero_()
-    trained(curator, Adapter(directions=8), adapter=own).save(tmp_path / FILE)
+    trained(curator, QUICK, view=FeatureView(torch.ones(8))).save(tmp_path / FILE)
     made = Made(bytes.fromhex(curator.describe().ledger_public_key), network(9), SOURCE)
     checked = check(tmp_path / FILE, key=made.key)
     derive(tmp_path / FILE, checked, made.model, made.source)
     assert (checked.findings, checked.derived) == ([], False)
-    assert "adapter or a view of the team's own" in str(checked)
-    assert "adapter or a view" in json.loads((tmp_path / "made.certificate.json").read_text())["derivable"]
+    assert "a view of the team's own" in str(checked)
+    assert "a view of the team's own" in json.loads((tmp_path / "made.certificate.json").read_text())["derivable"]
 
 
 def test_a_generator_that_was_read_is_drawn_from_and_has_no_evidence(tmp_path):

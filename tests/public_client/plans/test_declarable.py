@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from dpswd.public_client.plans.declarable import within_quote
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.published_methods.adapter import Adapter
+from dpswd.public_client.published_methods import AllWeights
 from dpswd.shared.core.errors import InvalidValue
 
 
 def plan(epsilon: float = 1.0) -> Plan:
     made = Plan(
-        method=Adapter(directions=20),
+        method=AllWeights(directions=20),
         epsilon=epsilon,
         delta=1e-5,
         records=5000,

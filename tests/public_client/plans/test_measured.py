@@ -20,7 +20,7 @@ from benchmarks import (
 from benchmarks.records import read
 from benchmarks.shifts import __main__ as shifts
 from benchmarks.shifts.summary import battery
-from dpswd import Adapter, AllWeights, Hospital, Plan, Replay
+from dpswd import AllWeights, Hospital, Plan, Replay
 from dpswd.public_client.plans.measured import BATTERIES, MEASURED, measured_alike
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.method import plan_json
@@ -165,7 +165,7 @@ def test_a_plan_is_put_beside_what_had_no_more_to_go_by(shape, records, wishes, 
         ((3, 16, 16), 7291, {"epsilon": 1.0}, "7,291 images of 768 numbers replay was not measured"),  # colours
         ((1, 8, 98), 7291, {"epsilon": 1.0}, "7,291 images of 784 numbers replay was not measured"),
         ((1, 28, 28), 10_000_000, {"epsilon": 8.0}, "10,000,000 images of 784 numbers replay was not measured"),
-        ((50,), 100_000, {"epsilon": 1.0, "method": Adapter()}, "of 50 numbers adapter was not measured"),
+        ((50,), 100_000, {"epsilon": 1.0, "method": AllWeights()}, "of 50 numbers all-weights was not measured"),
         ((2, 50), 100_000, {"epsilon": 1.0}, "100,000 sequences of 100 numbers replay was not measured"),
         ((1, 8, 8), 100_000, {"epsilon": 1.0, "method": AllWeights(), "steps": 5}, "all-weights was not measured"),
     ],

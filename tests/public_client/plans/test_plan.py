@@ -11,7 +11,7 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpswd import Adapter, AllWeights, Evaluate, Finetune, Hospital, MockCurator, Plan, Replay, Rows, mock_description
+from dpswd import AllWeights, Evaluate, Finetune, Hospital, MockCurator, Plan, Replay, Rows, mock_description
 from dpswd.public_client.curator.description import Budget
 from dpswd.public_client.curator.values import UploadedExtractor
 from dpswd.public_client.methods import Statistics, method_kinds
@@ -54,7 +54,7 @@ def planned(method, **wishes):
 )
 @pytest.mark.long
 def test_the_run_costs_what_was_asked_and_never_more(epsilon, steps, batch, release, share, gradient):
-    method = Adapter(release=release, gradient_share=share) if gradient else Replay()
+    method = AllWeights(release=release, gradient_share=share) if gradient else Replay()
     plan = planned(method, epsilon=epsilon, steps=steps, batch_size=batch)
     assert plan.price() <= epsilon
     assert plan.price() >= 0.995 * epsilon
@@ -67,15 +67,15 @@ def test_every_method_costs_what_was_asked(name):
 
 
 def test_full_batch_is_planned():
-    assert 0.99 < planned(Adapter(), steps=50, batch_size=7291).price() <= 1.0
+    assert 0.99 < planned(AllWeights(), steps=50, batch_size=7291).price() <= 1.0
 
 
 def test_by_default_the_whole_price_buys_one_full_batch_and_other_methods_iterate():
     plan = Hospital(MockCurator(HOSPITAL)).plan(epsilon=1.0)
     assert (plan.method, plan.steps, plan.batch_size) == (Replay(), 1, 4096)  # this hospital's limits stop at 4096
     assert len(plan.for_model(feature_dimension=320, gradient_parameters=0).event().step.parts) == 1
-    iterated = make_plan(HOSPITAL, Adapter(), epsilon=1.0, steps=50)
-    assert (iterated.steps, iterated.batch_size) == (50, 512)
+    iterated = make_plan(HOSPITAL, AllWeights(), epsilon=1.0, steps=50)
+    assert (iterated.steps, iterated.batch_size) == (50, 128)
 
 
 def noises(plan):
@@ -84,13 +84,13 @@ def noises(plan):
 
 
 def test_more_epsilon_means_less_noise_in_both_parts():
-    for less, more in itertools.pairwise(noises(planned(Adapter(), epsilon=e)) for e in (0.3, 1.0, 3.0)):
+    for less, more in itertools.pairwise(noises(planned(AllWeights(), epsilon=e)) for e in (0.3, 1.0, 3.0)):
         assert less[0] > more[0]
         assert less[1] > more[1]
 
 
 def test_share_moves_noise_from_the_gradient_to_the_release():
-    less, more = (noises(planned(Adapter(gradient_share=share))) for share in (0.3, 0.7))
+    less, more = (noises(planned(AllWeights(gradient_share=share))) for share in (0.3, 0.7))
     assert less[1] > more[1]
     assert less[0] < more[0]
 
@@ -103,7 +103,7 @@ def test_the_papers_algorithm_is_a_method():
     assert "all weights of the extractor, on both sides" in str(plan)
 
 
-@pytest.mark.parametrize("method", [Adapter(release="rows"), Adapter(), Replay()])
+@pytest.mark.parametrize("method", [AllWeights(release="rows"), AllWeights(), Replay()])
 def test_the_curator_prices_what_the_plan_priced(method):
     plan = planned(method, steps=7, batch_size=500)
     facts = plan.facts
@@ -118,7 +118,7 @@ def test_the_curator_prices_what_the_plan_priced(method):
 
 
 def test_epsilon_so_far_grows_to_the_price():
-    plan = planned(Adapter())
+    plan = planned(AllWeights())
     values = [plan.epsilon_after(t) for t in (0, 1, plan.steps // 2, plan.steps, plan.steps + 5)]
     assert values == sorted(values)
     assert values[0] == 0.0
@@ -141,7 +141,7 @@ def test_a_plan_survives_its_json(kind):
         Plan.from_json(written | {"sigmas": 1}, method=kind)
     with pytest.raises(InvalidValue, match=f"{kind.name} has no sgima"):
         Plan.from_json(written | {"method": written["method"] | {"sgima": 1.0}}, method=kind)
-    other = Adapter if kind is Replay else Replay
+    other = AllWeights if kind is Replay else Replay
     with pytest.raises(InvalidValue, match=f"method '{kind.name}', not of '{other.name}'"):
         Plan.from_json(written, method=other)
     for missing in ("method", "record_shape", "epsilon"):
@@ -150,7 +150,7 @@ def test_a_plan_survives_its_json(kind):
 
 
 def test_the_text_says_what_it_costs_and_what_is_left():
-    plan = planned(Adapter())
+    plan = planned(AllWeights())
     assert json.loads(plan_json(plan))["fits"] is True
     text = str(plan)
     assert "epsilon 1.0000 alone, at delta 1e-05" in text
@@ -205,8 +205,8 @@ def test_a_closed_budget_leaves_nothing():
         ({"batch_size": "50"}, "batch_size is '50'; it must be a whole number of at least 1"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": 1.5}, "steps is 1.5; it must be a whole number of at least 1"),
-        ({"method": "adapter"}, r"method is 'adapter'; pass a value such as Replay\(\) or Adapter\(\), not its name"),
-        ({"method": Adapter}, "pass a value"),
+        ({"method": "rows"}, r"method is 'rows'; pass a value such as Replay\(\) or AllWeights\(\), not its name"),
+        ({"method": AllWeights}, "pass a value"),
         ({"method": Evaluate()}, "pass a value"),
     ],
 )
@@ -218,24 +218,21 @@ def test_wrong_wishes_are_named(wishes, says):
 @pytest.mark.parametrize(
     ("kind", "settings", "says"),
     [
-        (Adapter, {"release": "histogram"}, "release is 'histogram'; allowed: rows, quantiles"),
+        (AllWeights, {"release": "histogram"}, "release is 'histogram'; allowed: rows, quantiles"),
         (Replay, {"directions": 0}, "directions is 0"),
         (Replay, {"directions": 2.5}, "directions is 2.5; it must be a whole number"),
         (Replay, {"coefficients": "2"}, "coefficients is '2'"),
         (Replay, {"tuning_steps": 0}, "tuning_steps"),
         (Replay, {"learning_rate": "fast"}, "learning_rate is 'fast'; it must be positive and finite"),
         (Replay, {"target_norm": math.inf}, "target_norm is inf"),
-        (Adapter, {"adapter": "wavelet"}, "adapter is 'wavelet'; allowed: auto, warp"),
-        (Adapter, {"knots": 1}, "knots is 1; it must be at least 2"),
-        (Adapter, {"gradient_share": 1.0}, "gradient_share is 1.0; it must be at least 0 and below 1"),
-        (Adapter, {"gradient_share": 0.0}, "gradient_share is 0; it must be above 0"),
+        (AllWeights, {"gradient_share": 1.0}, "gradient_share is 1.0; it must be at least 0 and below 1"),
+        (AllWeights, {"gradient_share": 0.0}, "gradient_share is 0; it must be above 0"),
         (AllWeights, {"clip_norm": -1}, "clip_norm is -1"),
         (AllWeights, {"alignment_weight": None}, "alignment_weight is None"),
         (Rows, {"batch_records": True}, "batch_records is True"),
-        (Adapter, {"averaging": 1.0}, "averaging is 1.0"),
-        (Adapter, {"rank": 0}, "rank is 0"),
+        (AllWeights, {"averaging": 1.0}, "averaging is 1.0"),
         (Finetune, {"clip_norm": 0.0}, "clip_norm is 0.0"),
-        (Adapter, {"learning_rate": 0.0, "knots": 0}, "learning_rate is 0.0; .*; knots is 0"),
+        (AllWeights, {"learning_rate": 0.0, "directions": 0}, "learning_rate is 0.0; .*; directions is 0"),
         (Evaluate, {"bins": 101}, r"bins is 101; allowed are 0 \(no calibration\) to 100"),
         (Evaluate, {"bins": 1.0}, "bins is 1.0"),
         (Evaluate, {"correct_share": 0.0}, "correct_share is 0.0"),
@@ -252,11 +249,11 @@ def test_a_setting_that_a_method_does_not_have_is_no_argument_of_it():
 
 
 def test_noise_without_the_model_is_refused():
-    plan = make_plan(HOSPITAL, Adapter(), epsilon=1.0)
+    plan = make_plan(HOSPITAL, AllWeights(), epsilon=1.0)
     for ask in (plan.price, plan.declared, plan.event):
         with pytest.raises(InvalidValue, match="call for_model first"):
             ask()
     with pytest.raises(InvalidValue, match="at least 1, once it is known"):
         plan.with_noise_times(2.0)
-    with pytest.raises(InvalidValue, match="no parameters that adapter could adapt"):
+    with pytest.raises(InvalidValue, match="no parameters that all-weights could adapt"):
         plan.for_model(feature_dimension=320, gradient_parameters=0)

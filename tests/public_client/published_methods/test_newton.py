@@ -132,3 +132,18 @@ def test_it_is_of_the_classifier_alone():
     for wrong in ({"trains": "all"}, {"averaging": 0.5}):
         with pytest.raises(InvalidValue, match="descent is newton, which is of the classifier alone"):
             Finetune(descent="newton", **wrong)
+    with pytest.raises(InvalidValue, match="descent"):
+        Finetune(descent="Newton")
+
+
+@pytest.mark.parametrize("labelled", [0, 400])
+def test_partly_labelled_records_are_refused_before_the_charge(labelled):
+    description = mock_description(
+        records=900, record_shape=(WIDTH,), epsilon=10.0, delta=1e-5, classes=CLASSES, partly_labelled=True,
+        labelled=labelled,
+    )  # fmt: skip
+    records, labels = made(900, 1)
+    hospital = Hospital(MockCurator(description, records=lambda count: records[:count], labels=labels))
+    with pytest.raises(InvalidValue, match="descent='adam'"):
+        plan = hospital.plan(Finetune(descent="newton"), epsilon=1.0)
+        plan.for_model(feature_dimension=CLASSES, gradient_parameters=CLASSES * (WIDTH + 1))

@@ -1,4 +1,4 @@
-"""Newton's descent and scoring where a training or a hospital stops: nothing is charged twice, the model is the same.
+"""Newton's descent where a training or a hospital stops: nothing is charged twice, the model is the same.
 
 One story on the mock curator with known noise, to the last bit; one over the sockets of two real curators.
 """
@@ -37,10 +37,12 @@ def fresh():
     return [torch.from_numpy(part) for part in made(2000, 9, turned=1)]
 
 
-def fitted(where, descent, directory, *, epsilon=4.0, loader_seed=0, **arguments):
+def fitted(where, directory, *, epsilon=4.0, loader_seed=0, after_plan=None, **arguments):
     """A model that another process would make anew: its loader deals the source in another order."""
     torch.manual_seed(loader_seed)
-    plan = where.plan(Finetune(descent=descent, own_models=False), epsilon=epsilon, steps=STEPS)
+    plan = where.plan(Finetune(descent="newton"), epsilon=epsilon, steps=STEPS)
+    if after_plan is not None:
+        after_plan()
     several = {"shared": True} if isinstance(where, Federation) else {}
     model = DomainAdaptation(
         nn.Identity(), nn.Linear(WIDTH, CLASSES), hospital=where, plan=plan, source_epochs=5, device="cpu", **several
@@ -50,13 +52,19 @@ def fitted(where, descent, directory, *, epsilon=4.0, loader_seed=0, **arguments
 
 
 class Cut(CutMock):
-    """A hospital whose connection is cut at a step."""
+    """A hospital whose connection is cut at a step, or which is down altogether."""
 
     def __init__(self, *, at=None, error=Killed, count=1500, seed=3):
         description = mock_description(records=count, record_shape=(WIDTH,), epsilon=10.0, delta=1e-5, classes=CLASSES)
         records, labels = made(count, 1, turned=1)
         noise = np.random.default_rng(seed).bytes
         super().__init__(description, records=records, labels=labels, randomness=noise, at=at, error=error)
+        self.down = False
+
+    def exchange(self, method, request, *, patience=None):
+        if self.down:
+            raise CuratorUnavailable("nobody answers")
+        return super().exchange(method, request, patience=patience)
 
 
 def killed_after(calls):
@@ -71,16 +79,15 @@ def killed_after(calls):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("descent", ["newton", "scoring"])
-def test_a_training_that_ends_twice_in_the_middle_comes_to_the_same_model(descent, tmp_path):
-    straight = fitted(Hospital(Cut()), descent, tmp_path / "straight")
+def test_a_training_that_ends_twice_in_the_middle_comes_to_the_same_model(tmp_path):
+    straight = fitted(Hospital(Cut()), tmp_path / "straight")
     curator = Cut(at=2)
     with pytest.raises(Killed):
-        fitted(Hospital(curator), descent, tmp_path / "run")
+        fitted(Hospital(curator), tmp_path / "run")
     with pytest.raises(Killed):  # what was under way is applied, and steps more
-        fitted(Hospital(curator), descent, tmp_path / "run", evaluate=killed_after(2), loader_seed=1)
+        fitted(Hospital(curator), tmp_path / "run", evaluate=killed_after(2), loader_seed=1)
     assert 2 < len(curator.asked) < STEPS
-    model = fitted(Hospital(curator), descent, tmp_path / "run", loader_seed=2)
+    model = fitted(Hospital(curator), tmp_path / "run", loader_seed=2)
     assert model.reports[0]["steps"] == STEPS
     assert len(curator.asked) == len(set(curator.asked)) + 1 == STEPS + 1  # one was asked twice, under one name
     assert len(curator.charges) == 1
@@ -88,15 +95,14 @@ def test_a_training_that_ends_twice_in_the_middle_comes_to_the_same_model(descen
     assert model.score(*fresh()) > 0.7  # the source is right on next to none
 
 
-@pytest.mark.parametrize("descent", ["newton", "scoring"])
-def test_steps_of_a_small_hospital_alone_count_as_little_as_they_say(descent):
+def test_steps_of_a_small_hospital_alone_count_as_little_as_they_say():
     """The large one is gone after two steps; what the small one says then is hardly more than noise."""
     sites = {"large": Cut(at=3, error=CuratorUnavailable), "small": Cut(count=40)}
     weights = {"large": 1500.0, "small": 40.0}
     where = Federation({name: Hospital(curator) for name, curator in sites.items()}, weights=weights)
-    model = fitted(where, descent, None)
+    model = fitted(where, None)
     assert [report["steps"] for report in model.reports] == [2, STEPS]
-    assert model.score(*fresh()) > 0.93  # 0.66 and 0.84 if all steps counted alike
+    assert model.score(*fresh()) > 0.93  # 0.66 if all steps counted alike
 
 
 def test_a_late_answer_that_was_dropped_is_not_asked_again(tmp_path):
@@ -105,13 +111,53 @@ def test_a_late_answer_that_was_dropped_is_not_asked_again(tmp_path):
     where = Federation({"late": Hospital(late), "other": Hospital(other)})
     for calls in (4, 0):
         with pytest.raises(Killed):
-            fitted(where, "newton", tmp_path / "run", evaluate={"other": killed_after(calls)})
+            fitted(where, tmp_path / "run", evaluate={"other": killed_after(calls)})
     assert len(late.asked) == len(set(late.asked)) + 1 == 3  # answered, and dropped
-    model = fitted(where, "newton", tmp_path / "run")
+    model = fitted(where, tmp_path / "run")
     assert [report["steps"] for report in model.reports] == [STEPS, STEPS]
     for curator in (late, other):
         assert len(set(curator.asked)) == STEPS
         assert len(curator.charges) == 1
+
+
+def both(north, south):
+    return Federation({"north": Hospital(north), "south": Hospital(south)})
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_hospital_that_is_gone_when_the_client_comes_back_keeps_its_model_and_its_count(tmp_path, planned):
+    """It ends between the new plan and the training, or before, and is no part of the plan then."""
+    north, south = Cut(at=3), Cut(count=900, seed=4)
+    with pytest.raises(Killed):
+        fitted(both(north, south), tmp_path / "run")
+    south.down = not planned
+    where = both(north, south) if planned else Federation({"north": Hospital(north)})
+    model = fitted(where, tmp_path / "run", after_plan=lambda: setattr(south, "down", True))
+    states = [(report["state"], report["steps"]) for report in model.reports]
+    assert states == [("finished", STEPS)] + planned * [("perhaps charged", 2)]
+    if planned:
+        assert model.reports[1]["charged_epsilon"] == 4.0  # what the ledger may hold at most
+        assert type(model.model("south").classifier) is nn.Linear
+        assert model.score(*fresh(), site="south") > 0.7  # of its own two answers, and of the other's
+    south.down = False
+    model = fitted(both(north, south), tmp_path / "run")
+    assert [(report["state"], report["steps"]) for report in model.reports] == 2 * [("finished", STEPS)]
+    assert len(set(south.asked)) == STEPS
+    assert len(south.charges) == 1
+
+
+def test_a_hospital_that_is_down_before_its_run_is_open_has_no_part():
+    south = Cut()
+    model = fitted(both(Cut(), south), None, after_plan=lambda: setattr(south, "down", True))
+    assert [report["state"] for report in model.reports] == ["finished", "refused"]
+    assert model.model("south").classifier is model.classifier
+    assert model.score(*fresh(), site="north") > 0.7
+
+
+def test_a_hospital_that_never_answers_leaves_the_other_its_training():
+    model = fitted(both(Cut(), Cut(at=1, error=CuratorUnavailable)), None)
+    assert [report["steps"] for report in model.reports] == [STEPS, 0]
+    assert model.score(*fresh(), site="south") > 0.7  # there too, by what the other said
 
 
 @pytest.mark.long
@@ -148,7 +194,7 @@ def test_a_hospital_that_goes_down_and_comes_back_is_charged_once(tmp_path):
                     return 0.0
 
                 arguments["evaluate"] = {"south": evaluate}
-            return fitted(where, "newton", tmp_path / "run", **arguments)
+            return fitted(where, tmp_path / "run", **arguments)
 
     def states(model):
         return {report["site"]: (report["state"], report["steps"]) for report in model.reports}

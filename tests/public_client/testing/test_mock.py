@@ -10,7 +10,7 @@ import torch
 from held_receipts import verify_receipts
 from small_methods import small
 
-from dpswd import Adapter, DomainAdaptation, Hospital
+from dpswd import AllWeights, DomainAdaptation, Hospital
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.budget import Account
 from dpswd.public_client.curator.description import Description
@@ -44,7 +44,7 @@ def data():
     return source_loader(Labelled(images, torch.randint(10, (96,), generator=generator)), batch_size=32)
 
 
-def adaptation(curator, method="adapter", *, epsilon=1.0, **size):
+def adaptation(curator, method="all-weights", *, epsilon=1.0, **size):
     torch.manual_seed(3)
     hospital = Hospital(curator)
     plan = hospital.plan(small(method), epsilon=epsilon, **size)
@@ -97,18 +97,19 @@ def test_it_prices_like_the_ledger():
         admitted = False
     assert quote.fits is admitted
     # Two small samples are rarely the same record's: more than what is left by subtraction is admitted.
-    generous = Hospital(curator).plan(small("adapter"), epsilon=1.9, steps=4, batch_size=50, extractor=model.extractor)
+    asked = {"epsilon": 1.9, "steps": 4, "batch_size": 50}
+    generous = Hospital(curator).plan(small("all-weights"), **asked, extractor=model.extractor)
     assert generous.epsilon > generous.remaining
     assert generous.fits is True
     with pytest.raises(errors.BudgetExhausted):
         for _ in range(100):
             curator.open_run(curator.charges[0].parameters)
-    refused = Hospital(curator).plan(small("adapter"), epsilon=1.9, steps=4, batch_size=50, extractor=model.extractor)
+    refused = Hospital(curator).plan(small("all-weights"), **asked, extractor=model.extractor)
     assert refused.fits is False
     assert "does NOT fit" in str(refused)
     charged = len(curator.charges)
     with pytest.raises(errors.BudgetExhausted):
-        adaptation(curator, epsilon=1.9, steps=4, batch_size=50).fit(data(), progress=False)
+        adaptation(curator, **asked).fit(data(), progress=False)
     assert len(curator.charges) == charged
     assert curator.describe().spent <= 2.0
 
@@ -117,7 +118,7 @@ def test_it_prices_like_the_ledger():
 def test_without_the_extractor_a_plan_above_what_is_left_says_that_it_does_not_know():
     curator = mock()
     adaptation(curator, steps=4, batch_size=50).fit(data(), progress=False)
-    offline = Hospital(curator).plan(small("adapter"), epsilon=1.9, steps=4, batch_size=50)
+    offline = Hospital(curator).plan(small("all-weights"), epsilon=1.9, steps=4, batch_size=50)
     assert offline.fits is None
     assert "ask the curator" in str(offline)
 
@@ -180,7 +181,7 @@ def test_a_declaration_is_refused_where_a_curator_would_refuse_it():
     fitted = adaptation(curator, "finetune", steps=2, batch_size=50).fit(data(), progress=False)
     good = fitted.sites["curator"].run.run.parameters
     declared = LabelledGradientDeclaration.from_bytes(good.declaration)
-    extractor = Adapter().declarable(fitted.extractor, (1, 8, 8), None)
+    extractor = AllWeights().declarable(fitted.extractor, (1, 8, 8))
     uploaded = extractor.uploaded(curator)
     digests = {"graph_digest": uploaded.graph_digest, "weights_digest": uploaded.weights_digest}
 

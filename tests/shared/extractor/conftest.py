@@ -14,8 +14,6 @@ from dpswd.public_client.extractor.adapter_layers import (
     AffineWarp2d,
     ChannelAffine,
     FeatureAffine,
-    LowRankAffine,
-    MonotoneColumns,
 )
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.shared.sandbox.building import Extractor
@@ -180,12 +178,6 @@ def every_adapter_image() -> nn.Module:
     )
 
 
-def every_adapter_table() -> nn.Module:
-    """Adapters for tables before a linear layer."""
-    knots = torch.linspace(-1, 1, 4).repeat(6, 1)
-    return nn.Sequential(MonotoneColumns(knots), FeatureAffine(6), LowRankAffine(6, 2), nn.Linear(6, 4))
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet": (LeNet, (1, 28, 28)),
     "digits": (DigitsExtractor, (1, 28, 28)),
@@ -196,7 +188,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "signal": (signal, (2, 40)),
     "activations": (activations, (144,)),
     "adapters-image": (every_adapter_image, (1, 10, 10)),
-    "adapters-table": (every_adapter_table, (6,)),
+    "features": (lambda: nn.Sequential(FeatureAffine(6), nn.Linear(6, 4)), (6,)),
     "one-layer": (lambda: nn.Linear(7, 3), (7,)),
     "identity": (nn.Identity, (5,)),
 }

@@ -134,7 +134,7 @@ PLANTED = {
     "a row of a table": ("embedding", _row, "index"),
     "places that a record chose": ("look_up", _chosen, "gather"),
     "a condition on each number": ("prelu", _conditional, "where"),
-    "an order": ("monotone_columns", lambda x, _at, w: x[0].sort().values + w["offset"], "sort"),
+    "an order": ("feature_affine", lambda x, _at, w: x[0].sort().values + w["bias"], "sort"),
 }
 
 

@@ -39,7 +39,6 @@ from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.noise.noise import GridArray
 from dpswd.shared.core.steps.admission import admit_run
-from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.limits import UNLABELLED
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, step_digest
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
@@ -118,13 +117,9 @@ def _admitted(bench: Bench, declaration: bytes) -> AdmittedRun:
     return admit_run(parameters, mechanisms=ALL_MECHANISMS, data=data, model=model, limits=LIMITS)
 
 
-def _nothing_uploaded(digest: str) -> Any:
-    raise invalid("payload.source", f"{digest!r} was not uploaded")
-
-
 def _admitted_step(bench: Bench, payload: bytes) -> Any:
     run = _admitted(bench, bench.case.declaration.to_bytes())
-    return run.admit_step(payload, public=_nothing_uploaded, limits=LIMITS)
+    return run.admit_step(payload, limits=LIMITS)
 
 
 def _refused_fields(call: Any, *arguments: Any) -> set[str]:

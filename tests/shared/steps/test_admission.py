@@ -16,7 +16,6 @@ from dpswd.shared.core.mechanisms.sliced import SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import QuantileCoefficients, RowProjections, SanitizedGradient
 from dpswd.shared.core.steps.admission import admit_run, offered
-from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters, run_digest, step_digest
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
@@ -41,13 +40,9 @@ def _run(declared=DECLARED, *, data=DATA, model=MODEL, limits=LIMITS, **sizes):
     return admit_run(_parameters(declared, **sizes), mechanisms=ALL_MECHANISMS, data=data, model=model, limits=limits)
 
 
-def _unknown(digest):
-    raise invalid("payload.source", "names unknown features")
-
-
-def _step(request=REQUEST, *, run=None, public=_unknown):
+def _step(request=REQUEST, *, run=None):
     payload = request if isinstance(request, bytes) else request.to_bytes()
-    return (run or _run()).admit_step(payload, public=public, limits=LIMITS).request
+    return (run or _run()).admit_step(payload, limits=LIMITS).request
 
 
 def test_a_declaration_becomes_the_event_that_prices_it():
@@ -135,7 +130,6 @@ def test_adapted_parameters_arrive_as_they_were_sent():
         (replace(REQUEST, feature_map=FeatureMap(torch.zeros(3), torch.ones(3))), "payload.feature_map"),
         (replace(REQUEST, feature_map=FeatureMap(torch.zeros(4), torch.full((4,), 1e30))), "payload.feature_map.scale"),
         (b"", "payload.source"),
-        (replace(REQUEST, source="c" * 64), "payload.source"),
         (replace(REQUEST, source=np.ones((5, 3), np.float32)), "payload.source"),
         (replace(REQUEST, source=np.ones((65, 4), np.float32)), "payload.source"),
         (b"abc", "payload"),
@@ -145,11 +139,6 @@ def test_each_rule_of_a_step_is_enforced_by_name(request_, field):
     with pytest.raises(RequestInvalid) as caught:
         _step(request_)
     assert [violation[0] for violation in caught.value.violations] == [field]
-
-
-def test_uploaded_source_features_are_read_by_their_digest():
-    features = {"c" * 64: np.ones((9, 4), np.float32)}
-    assert _step(GradientRequest("c" * 64), public=features.__getitem__).source is features["c" * 64]
 
 
 def test_which_mechanism_takes_which_request():

@@ -461,48 +461,6 @@ class UploadExtractorResponse(_message.Message):
 Global___UploadExtractorResponse: _TypeAlias = UploadExtractorResponse  # noqa: Y015
 
 @_typing.final
-class UploadSourceRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FEATURES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def features(self) -> Global___FloatArray:
-        """Raw features of public source records, (m, d), before any feature map."""
-
-    def __init__(
-        self,
-        *,
-        features: Global___FloatArray | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___UploadSourceRequest: _TypeAlias = UploadSourceRequest  # noqa: Y015
-
-@_typing.final
-class UploadSourceResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
-    source_digest: _builtins.str
-    """SHA-256 of the features' data, in hexadecimal."""
-    def __init__(
-        self,
-        *,
-        source_digest: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["source_digest", b"source_digest"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___UploadSourceResponse: _TypeAlias = UploadSourceResponse  # noqa: Y015
-
-@_typing.final
 class RunParameters(_message.Message):
     """What a run declares before it starts; it is priced as a whole from these public values."""
 
@@ -989,33 +947,29 @@ class GradientRequest(_message.Message):
 
     ADAPTED_PARAMETERS_FIELD_NUMBER: _builtins.int
     FEATURE_MAP_FIELD_NUMBER: _builtins.int
-    INLINE_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     adapted_parameters: _builtins.bytes
     """The adapted parameters, float32 little-endian, flat, in the declared order; empty for the uploaded ones."""
-    digest: _builtins.str
-    """The digest that UploadSource returned."""
     @_builtins.property
     def feature_map(self) -> Global___FeatureMap:
         """Replaces the run's map for this step."""
 
     @_builtins.property
-    def inline(self) -> Global___FloatArray: ...
+    def source(self) -> Global___FloatArray:
+        """Public source features, raw, (m, d)."""
+
     def __init__(
         self,
         *,
         adapted_parameters: _builtins.bytes = ...,
         feature_map: Global___FeatureMap | None = ...,
-        inline: Global___FloatArray | None = ...,
-        digest: _builtins.str = ...,
+        source: Global___FloatArray | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "feature_map", b"feature_map", "inline", b"inline", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_map", b"feature_map", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapted_parameters", b"adapted_parameters", "digest", b"digest", "feature_map", b"feature_map", "inline", b"inline", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapted_parameters", b"adapted_parameters", "feature_map", b"feature_map", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["inline", "digest"]  # noqa: Y015
-    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GradientRequest: _TypeAlias = GradientRequest  # noqa: Y015
 

@@ -45,11 +45,6 @@ class CuratorServiceStub:
                 request_serializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadExtractorRequest.SerializeToString,
                 response_deserializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadExtractorResponse.FromString,
                 _registered_method=True)
-        self.UploadSource = channel.unary_unary(
-                '/dpswd.curator.v1.CuratorService/UploadSource',
-                request_serializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadSourceRequest.SerializeToString,
-                response_deserializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadSourceResponse.FromString,
-                _registered_method=True)
         self.OpenRun = channel.unary_unary(
                 '/dpswd.curator.v1.CuratorService/OpenRun',
                 request_serializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.OpenRunRequest.SerializeToString,
@@ -80,13 +75,6 @@ class CuratorServiceServicer:
 
     def UploadExtractor(self, request, context):
         """Uploads an extractor as data: a graph of known operations and its weights. Free.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UploadSource(self, request, context):
-        """Uploads public source features once, so that later steps name them by digest. Free.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,11 +113,6 @@ def add_CuratorServiceServicer_to_server(servicer, server):
                     servicer.UploadExtractor,
                     request_deserializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadExtractorRequest.FromString,
                     response_serializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadExtractorResponse.SerializeToString,
-            ),
-            'UploadSource': grpc.unary_unary_rpc_method_handler(
-                    servicer.UploadSource,
-                    request_deserializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadSourceRequest.FromString,
-                    response_serializer=dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadSourceResponse.SerializeToString,
             ),
             'OpenRun': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenRun,
@@ -202,33 +185,6 @@ class CuratorService:
             '/dpswd.curator.v1.CuratorService/UploadExtractor',
             dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadExtractorRequest.SerializeToString,
             dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadExtractorResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UploadSource(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/dpswd.curator.v1.CuratorService/UploadSource',
-            dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadSourceRequest.SerializeToString,
-            dpswd_dot_shared_dot_core_dot_wire_dot_v1_dot_curator__pb2.UploadSourceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,8 +43,6 @@ class CuratorServiceStub:
     """What the data set is, what the caller may still spend, and what the curator accepts. Free."""
     UploadExtractor: _grpc.UnaryUnaryMultiCallable[_curator_pb2.UploadExtractorRequest, _curator_pb2.UploadExtractorResponse]
     """Uploads an extractor as data: a graph of known operations and its weights. Free."""
-    UploadSource: _grpc.UnaryUnaryMultiCallable[_curator_pb2.UploadSourceRequest, _curator_pb2.UploadSourceResponse]
-    """Uploads public source features once, so that later steps name them by digest. Free."""
     OpenRun: _grpc.UnaryUnaryMultiCallable[_curator_pb2.OpenRunRequest, _curator_pb2.OpenRunResponse]
     """Declares a run and charges all its steps, or only prices it. Idempotent by request id."""
     DrawStep: _grpc.UnaryUnaryMultiCallable[_curator_pb2.DrawStepRequest, _curator_pb2.DrawStepResponse]
@@ -61,8 +59,6 @@ class CuratorServiceAsyncStub(CuratorServiceStub):
     """What the data set is, what the caller may still spend, and what the curator accepts. Free."""
     UploadExtractor: _aio.UnaryUnaryMultiCallable[_curator_pb2.UploadExtractorRequest, _curator_pb2.UploadExtractorResponse]  # type: ignore[assignment]
     """Uploads an extractor as data: a graph of known operations and its weights. Free."""
-    UploadSource: _aio.UnaryUnaryMultiCallable[_curator_pb2.UploadSourceRequest, _curator_pb2.UploadSourceResponse]  # type: ignore[assignment]
-    """Uploads public source features once, so that later steps name them by digest. Free."""
     OpenRun: _aio.UnaryUnaryMultiCallable[_curator_pb2.OpenRunRequest, _curator_pb2.OpenRunResponse]  # type: ignore[assignment]
     """Declares a run and charges all its steps, or only prices it. Idempotent by request id."""
     DrawStep: _aio.UnaryUnaryMultiCallable[_curator_pb2.DrawStepRequest, _curator_pb2.DrawStepResponse]  # type: ignore[assignment]
@@ -88,14 +84,6 @@ class CuratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_curator_pb2.UploadExtractorResponse, _abc.Awaitable[_curator_pb2.UploadExtractorResponse]]:
         """Uploads an extractor as data: a graph of known operations and its weights. Free."""
-
-    @_abc_1.abstractmethod
-    def UploadSource(
-        self,
-        request: _curator_pb2.UploadSourceRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_curator_pb2.UploadSourceResponse, _abc.Awaitable[_curator_pb2.UploadSourceResponse]]:
-        """Uploads public source features once, so that later steps name them by digest. Free."""
 
     @_abc_1.abstractmethod
     def OpenRun(
