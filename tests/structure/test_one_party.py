@@ -30,6 +30,7 @@ PARTIES = {
 ANNEXES = {
     "private_curator/cluster": "cluster",
     "private_curator/onnx": "embed",
+    "private_curator/sources": "sources",
     "public_client/onnx": "onnx",
     "private_curator/observability/tracing.py": "tracing",
     "public_client/published_methods/transport.py": "transport",

@@ -12,7 +12,7 @@ RINGS = {"shared/core", "private_curator/core", "shared/sandbox", "private_curat
 ANNEXES = {
     "public_client/published_methods", "shared/published_mechanisms", "shared/device_noise", "private_curator/console",
     "private_curator/cluster", "private_curator/postgres", "private_curator/onnx", "private_curator/syslog",
-    "public_client/onnx",
+    "private_curator/sources", "public_client/onnx",
 }  # fmt: skip
 BUDGETS = {
     "annexes": 10_807,
