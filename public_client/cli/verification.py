@@ -31,19 +31,10 @@ EXIT_FINDINGS = 13
 @format_option
 @click.pass_context
 def verify(
-    context: click.Context,
-    receipts: tuple[Path, ...],
-    ledger: Path | None,
-    earlier: tuple[Path, ...],
-    key: Path | None,
-    credentials: Path | None,
-    source: Path | None,
-    label: str | None,
-    network: str | None,
-    model: Path | None,
-    partial: bool,
-    output: str,
-) -> None:
+    context: click.Context, receipts: tuple[Path, ...], ledger: Path | None, earlier: tuple[Path, ...], key: Path |
+    None, credentials: Path | None, source: Path | None, label: str | None, network: str | None, model: Path | None,
+    partial: bool, output: str,
+) -> None:  # fmt: skip
     """Checks RECEIPTS (files or run directories) by themselves and against an export of the ledger. Offline.
 
     A release that a hospital published is checked like them: its signature, its two receipts and all digests.
