@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dpswd.private_curator.sources.counting import words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private
 from dpswd.shared.records.batches import Source
@@ -85,11 +86,6 @@ def write_notes(source: HospitalSource, out: Path, digest: str) -> dict[str, Any
     facts = {"digest": digest, "columns": source.layout.columns, "lost": +source.lost}
     write_private(_notes(out), json.dumps(source.origin | facts, indent=2).encode() + b"\n")
     return {"notes": str(_notes(out)), "lost": words_of(source.lost) or "nothing"}
-
-
-def words_of(lost: Counter[str]) -> str:
-    """What was left out, in words."""
-    return ", ".join(f"{count:,} {why}" for why, count in lost.most_common() if count)
 
 
 def _notes(out: Path) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from dpswd.private_curator.sources.opening import words_of
+from dpswd.private_curator.sources.counting import First, words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.batches import Array, Batch, Format, Layout, check_finite
 from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 _ROWS = 10_000
 _NO_NUMBERS = (str, bytes, bytearray, memoryview, list, dict, dt.date, dt.time, dt.timedelta)
 _NOT = "the query gives something else than a number"
-
-
-class First:
-    """Lets the first records of each person through; remembers 8 bytes of a person's digest, and no person."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._seen = most, Counter[bytes]()
-
-    def take(self, person: object) -> bool:
-        """Whether this is among the first of that person."""
-        digest = hashlib.blake2b(str(person).encode(), digest_size=8).digest()
-        self._seen[digest] += 1
-        return self._seen[digest] <= self._most
 
 
 class RowSource:

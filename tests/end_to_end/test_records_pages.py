@@ -81,6 +81,8 @@ def test_the_commands_about_records(site):
     for line in lines:
         shown = line.startswith("dpswd-curator records embed") and "--approve" not in line
         run(re.sub(r"--approve \w+", f"--approve {digest[:16]}", line), status=9 if shown else 0)
+    (of_systems,) = commands("reference/sources.md")
+    assert "omop.notes.json" in run(of_systems)
     assert (site / "patients.classes.json").read_text() == '["ill", "well"]\n'
 
 
