@@ -26,7 +26,7 @@ EXIT_FINDINGS = 13
 @click.option("--source", type=FILE, help="Derives an adapted model again from it; a generator needs none.")
 @click.option("--label", help="As of train.")
 @click.option("--network", help="As of train.")
-@click.option("--model", type=FILE, help="As of train.")
+@click.option("--model", type=click.Path(path_type=Path), help="As of train.")
 @click.option("--partial", is_flag=True, help="These receipts are not all: answers without one are no finding.")
 @format_option
 @click.pass_context
