@@ -72,16 +72,17 @@ def network_of(model: Any, records: Tensor) -> nn.Module:
     if isinstance(model, (str, Path)):
         model = _from_folder(Path(model))
     if not hasattr(model, "main_input_name"):
-        return model.eval()
+        network: nn.Module = model.eval()
+        return network
     own = copy.deepcopy(model).eval()
     words = own.main_input_name == "input_ids"
     padding = (own.config.pad_token_id or 0) if words else None
     places = any(hasattr(part, "create_position_ids_from_input_ids") for part in own.modules())
-    network = Scores(own, padding, padding + 1 if places and padding is not None else None).eval()
+    wrapped = Scores(own, padding, padding + 1 if places and padding is not None else None).eval()
     try:
         with torch.no_grad():
             expected = own(records.long(), attention_mask=records != padding) if words else own(records)
-            scores = network(records)
+            scores = wrapped(records)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shape = tuple(records.shape[1:])
         raise DataInvalid(
@@ -92,14 +93,14 @@ def network_of(model: Any, records: Tensor) -> nn.Module:
             f"{type(own).__name__} computes other scores where only its padding ({padding}) is masked; put the padding "
             "behind the words"
         )
-    problems = validate(network, tuple(records.shape[1:]))
-    return _by_onnx(network, records, "; ".join(map(str, problems[:3]))) if problems else network
+    problems = validate(wrapped, tuple(records.shape[1:]))
+    return _by_onnx(wrapped, records, "; ".join(map(str, problems[:3]))) if problems else wrapped
 
 
 def _by_onnx(network: Scores, records: Tensor, problems: str) -> nn.Module:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    if hasattr(network.model, "set_attn_implementation"):
-        network.model.set_attn_implementation("eager")
+    by_hand: Any = getattr(network.model, "set_attn_implementation", lambda _: None)
+    by_hand("eager")
     try:
         import onnxscript  # noqa: F401 - torch's exporter needs it
 

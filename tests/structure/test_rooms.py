@@ -15,7 +15,7 @@ ANNEXES = {
     "private_curator/sources", "public_client/onnx", "public_client/tools",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 12_090,
+    "annexes": 12_259,
     "private_curator/*.py": 1,
     "private_curator/books": 3_095,
     "private_curator/cli": 2_463,
