@@ -22,6 +22,7 @@ from benchmarks.records import machine
 
 RESULTS = Path(__file__).parent / "results" / "sources.json"
 COMMAND = (sys.executable, "-m", "dpswd.private_curator.cli", "records", "convert")
+MEASURED = "measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number,unit_concept_id"
 LOINC = "http://loinc.org"
 
 
@@ -72,7 +73,7 @@ def omop(folder: Path, measurements: int) -> list[str]:
     tables = {
         "person": ("person_id,gender_concept_id,year_of_birth",
                    (f"{i},{8532 if i % 2 else 8507},{1940 + i % 60}" for i in range(persons))),
-        "measurement": ("measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number,unit_concept_id",
+        "measurement": (MEASURED,
                         (f"{i},{i * 7919 % persons},{3004249 + i % 4},2020-{1 + i % 12:02}-01,{i % 200},8876"
                          for i in range(measurements))),
         "condition_occurrence": ("person_id,condition_concept_id",

@@ -149,7 +149,10 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--example", is_flag=True, help="Instead of PATH: 898 public digits, to try with.")
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
-@click.option("--database", envvar="DPSWD_CURATOR_DATABASE", show_envvar=True, help="postgresql://user@host/name, ...")
+@click.option(
+    "--database", envvar="DPSWD_CURATOR_DATABASE", show_envvar=True,
+    help="Answers the query in PATH, or holds OMOP: postgresql://user@host/name, ...",
+)  # fmt: skip
 @click.option("--missing", type=float, help="SQL, OMOP, FHIR: stands for a missing value; else such rows are left out.")
 @person_options
 @reading_options
@@ -167,10 +170,11 @@ def convert_records(
     from dpswd.private_curator.records.example import Example
     from dpswd.private_curator.sources.opening import open_hospital, write_notes
 
-    if (path is None and database is None) != example:
+    if (path is None and (database is None or example)) != example:
         raise SettingsError("name a file or folder of records, --database, or --example for one to try with")
     settings = reading(path or out, **chosen)
-    hospital = open_hospital(path, out, settings, database=database, missing=missing, person=person, most=most)
+    asked = None if example else database
+    hospital = open_hospital(path, out, settings, database=asked, missing=missing, person=person, most=most)
     source = hospital or (Example() if example else _source(settings, person, most))
     tell = ProgressReporter(partial(click.echo, err=True), text="{done:,} records are done")
     made = convert(source, out, settings, progress=tell)

@@ -95,8 +95,8 @@ _READ = {
 
 
 def _of(resource: dict[str, Any]) -> dict[str, Any]:
-    """The person of Patient/7, urn:uuid:7 or an address."""
-    return {"person_id": re.split(r"[/:]", resource["subject"]["reference"])[-1]}
+    """The person of Patient/7, Patient/7/_history/2, urn:uuid:7 or an address."""
+    return {"person_id": re.split(r"[/:]", resource["subject"]["reference"].partition("/_history/")[0])[-1]}
 
 
 def _text(value: Any) -> str:

@@ -49,7 +49,7 @@ def open_hospital(
         SettingsError: an option has no meaning here, or dpswd[sources] is not installed.
         RecordsRefused: nothing can be read.
     """
-    kind = _kind(path) if database is None else "omop" if path is None else "query"
+    kind = "omop" if path is None and database is not None else _kind(path)
     if kind is None and missing is None:
         return None
     wrong = {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FOLDER = "folder"
 """As --labels-array: the label is the name of the first folder below PATH."""
 _COLOURS = {"RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
+_NUMBERS = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "Rows", "Columns")
 _NIFTI = (".nii", ".nii.gz")
 
 
@@ -106,19 +107,19 @@ def _dicom_head(path: Path, words: tuple[str, ...]) -> tuple[tuple[int, ...], di
     for word in words:
         if tag_for_keyword(word) is None:
             raise SettingsError(f"{word!r} is no DICOM keyword; write one such as PatientID or BodyPartExamined")
-    read = ["Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "NumberOfFrames", "BitsAllocated",
-            "ModalityLUTSequence", "VOILUTSequence", "WindowCenter", *words]  # fmt: skip
+    read = [*_NUMBERS, "PhotometricInterpretation", "ModalityLUTSequence", "VOILUTSequence", "WindowCenter", *words]
     data = _quiet(lambda: pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(read)))
-    kind, samples = str(data.get("PhotometricInterpretation", "")), int(data.get("SamplesPerPixel", 0))
-    if "Rows" not in data or "Columns" not in data:
+    kind = str(data.get("PhotometricInterpretation", ""))
+    frames, samples, bits, rows, columns = _quiet(lambda: [int(data.get(name) or 0) for name in _NUMBERS])
+    if not rows or not columns:
         raise Unfit("that are no DICOM image")
-    if int(data.get("NumberOfFrames") or 1) > 1:
+    if frames > 1:
         raise Unfit("of several frames")
     if "ModalityLUTSequence" in data or ("VOILUTSequence" in data and "WindowCenter" not in data):
         raise Unfit("with a lookup table in the place of rescale and window")
-    if (samples, data.BitsAllocated) != (3, 8) if kind in _COLOURS else (samples, kind[:-1]) != (1, "MONOCHROME"):
+    if (samples, bits) != (3, 8) if kind in _COLOURS else (samples, kind[:-1]) != (1, "MONOCHROME"):
         raise Unfit("neither MONOCHROME1, MONOCHROME2 nor 8-bit colour")
-    return (samples, int(data.Rows), int(data.Columns)), {word: str(data.get(word) or "") for word in words}
+    return (samples, rows, columns), {word: str(data.get(word) or "") for word in words}
 
 
 def _dicom_values(path: Path) -> Array:

@@ -156,7 +156,7 @@ def resources():
                "subject": {"reference": f"Patient/p{person:02}"}, **quantity}  # fmt: skip
     for person, concept in CONDITION:
         yield {"resourceType": "Condition", "code": {"coding": [{"system": SNOMED, "code": str(concept)}]},
-               "subject": {"reference": f"urn:uuid:p{person:02}"}}  # fmt: skip
+               "subject": {"reference": f"urn:uuid:p{person:02}/_history/3"}}  # fmt: skip
 
 
 FHIR = ("--columns", f"year_of_birth,measurement:{LOINC}|3004249", "--labels-array", f"condition:{SNOMED}|201826")

@@ -100,6 +100,27 @@ def test_a_query_changes_nothing(database, query, tmp_path):
     assert sorted(np.load(tmp_path / "r.npy").tolist()) == [[0.0, 0.0], [4.0, 1.0]]
 
 
+def test_colons_and_signs_of_a_database_are_left_alone(postgres, query, tmp_path):
+    address = postgres.url(tcp=True, sslmode="require").replace("@", f":{postgres.password}@")
+    query.write_text("SELECT 7.5::int AS a, ':b' = ':' || 'b' AND 10 % 3 = 1 AS b FROM generate_series(1, 2)")
+    convert(tmp_path, query, "--database", address)
+    assert np.load(tmp_path / "r.npy").tolist() == [[8.0, 1.0], [8.0, 1.0]]
+
+
+def test_an_address_in_the_environment_is_for_queries_alone(query, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPSWD_CURATOR_DATABASE", "sqlite://")
+    (tmp_path / "r.csv").write_text("a,b\n1,2\n3,4\n")
+    convert(tmp_path, tmp_path / "r.csv")
+    assert np.load(tmp_path / "r.npy").tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    query.write_text("SELECT 1 AS a, 2 AS b UNION ALL SELECT 3, 4")
+    (tmp_path / "q").mkdir()
+    convert(tmp_path / "q", query)
+    assert (tmp_path / "q" / "r.npy").read_bytes() == (tmp_path / "r.npy").read_bytes()
+    (tmp_path / "e").mkdir()
+    convert(tmp_path / "e", "--example")
+    assert len(np.load(tmp_path / "e" / "r.npy")) == 898
+
+
 def test_rows_come_by_a_cursor_and_every_call_begins_anew(database, query, tmp_path, monkeypatch):
     query.write_text("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 25) SELECT i FROM n")
     monkeypatch.setattr(sql, "_ROWS", 10)
