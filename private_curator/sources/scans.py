@@ -145,7 +145,7 @@ def _quiet(read: Callable[[], Any]) -> Any:
     from pydicom import config
     from pydicom.errors import InvalidDicomError
 
-    config.settings.reading_validation_mode = config.IGNORE
+    config.settings.reading_validation_mode, config.logger.disabled = config.IGNORE, True
     try:
         with warnings.catch_warnings(action="ignore"):
             return read()
