@@ -36,16 +36,7 @@ SHOWN_ROWS = 40
 def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How a file is read; the options arrive under the names of the settings in [records]."""
     notes = {"columns": "Written age,height.", "classes": "Names are written no,yes.", "header": "[default: auto]"}
-    for name in (
-        "header",
-        "delimiter",
-        "unlabelled",
-        "classes",
-        "labels_file",
-        "labels_array",
-        "columns",
-        "array",
-    ):
+    for name in ("header", "delimiter", "unlabelled", "classes", "labels_file", "labels_array", "columns", "array"):
         command = common.field_option(RecordsSettings, name, note=notes.get(name, ""))(command)
     return command
 
@@ -158,29 +149,38 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--example", is_flag=True, help="Instead of PATH: 898 public digits, to try with.")
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
+@click.option(
+    "--database", envvar="DPSWD_CURATOR_DATABASE", show_envvar=True,
+    help="Answers the query in PATH, or holds OMOP: postgresql://user@host/name, ...",
+)  # fmt: skip
+@click.option("--missing", type=float, help="SQL, OMOP, FHIR: stands for a missing value; else such rows are left out.")
 @person_options
 @reading_options
 @format_option
-def convert_records(path: Path | None, example: bool, out: Path, person: str | None, most: int, **chosen: Any) -> None:
+def convert_records(
+    path: Path | None, example: bool, out: Path, database: str | None, missing: float | None, person: str | None,
+    most: int, **chosen: Any,
+) -> None:  # fmt: skip
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
-    Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers.
+    Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers. With
+    `dpswd[sources]` PATH may also be a query (.sql, with --database), an OMOP extract, FHIR ndjson, DICOM or NIfTI.
     """
     from dpswd.private_curator.records.conversion import convert
     from dpswd.private_curator.records.example import Example
+    from dpswd.private_curator.sources.opening import open_hospital, write_notes
 
-    if (path is None) != example:
-        raise SettingsError("name a file or folder of records, or --example for one to try with")
+    if (path is None and (database is None or example)) != example:
+        raise SettingsError("name a file or folder of records, --database, or --example for one to try with")
     settings = reading(path or out, **chosen)
-    source = Example() if example else _source(settings, person, most)
-    made = convert(source, out, settings)
-    show(
-        {
-            **_written(made),
-            **_of_persons(source, most),
-        },
-        title=f"Converted {path or 'the example'}",
-    )
+    asked = None if example else database
+    hospital = open_hospital(path, out, settings, database=asked, missing=missing, person=person, most=most)
+    source = hospital or (Example() if example else _source(settings, person, most))
+    tell = ProgressReporter(partial(click.echo, err=True), text="{done:,} records are done")
+    made = convert(source, out, settings, progress=tell)
+    notes = {} if hospital is None else write_notes(hospital, out, made.digest)
+    title = f"Converted {path or (database and 'the database') or 'the example'}"
+    show({**_written(made), **_of_persons(source, most), **notes}, title=title)
     _next(made, settings, most)
 
 
@@ -256,23 +256,11 @@ def embed_records(
         embedded = embedding.EmbeddedRecords(source, settings, worker, feature=feature, progress=tell)
         made = convert(embedded, out, settings)
         spent = {"seconds": round(time.monotonic() - began, 1), "memory_bytes": worker.peak_bytes}
-    facts = {
-        "model": described,
-        "feature": feature,
-        "record_shape": embedded.record_shape,
-        "dimension": worker.features,
-    }
+    shape = embedded.record_shape
+    facts = {"model": described, "feature": feature, "record_shape": shape, "dimension": worker.features}
     write_private(card, json.dumps(facts, indent=2).encode() + b"\n")
-    show(
-        {
-            **_written(made),
-            **_of_persons(source, most),
-            "dimension": worker.features,
-            "model": str(card),
-            **spent,
-        },
-        title=f"Embedded {path}",
-    )
+    more = {"dimension": worker.features, "model": str(card), **spent}
+    show({**_written(made), **_of_persons(source, most), **more}, title=f"Embedded {path}")
     explain(
         "next: dpswd-curator init with these records; names, units and ranges of the old ones do not hold for them. "
         f"The team's source must be features of the same model (SHA-256 {digest})"

@@ -18,15 +18,7 @@ from typing import IO
 import numpy as np
 
 from dpswd.private_curator.records.mapped import MappedRecords, RecordsChanged
-from dpswd.shared.records.batches import (
-    SERVED_TYPES,
-    Array,
-    Batch,
-    Format,
-    Layout,
-    check_finite,
-    rows_per_batch,
-)
+from dpswd.shared.records.batches import SERVED_TYPES, Array, Batch, Format, Layout, check_finite, rows_per_batch
 from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
 
 _LOCAL_HEADER_BYTES = 30  # APPNOTE.TXT 4.3.7: fixed part of a zip member's local header

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -43,7 +43,9 @@ class Converted:
     classes: tuple[str, ...]
 
 
-def convert(source: Source, out: Path, settings: RecordsSettings) -> Converted:
+def convert(
+    source: Source, out: Path, settings: RecordsSettings, *, progress: Callable[[int, int], object] = lambda *_: None
+) -> Converted:
     """Writes the records to `out`, and labels beside it as whole numbers; complete or not at all, never over a file.
 
     Args:
@@ -51,6 +53,7 @@ def convert(source: Source, out: Path, settings: RecordsSettings) -> Converted:
         out: must end in .npy and not exist.
         settings: the source's. Labels get the numbers of the declared classes; without any, those of the sorted names
             that were found.
+        progress: is told how many records are done, and of how many, 0 where that is not known.
 
     Raises:
         SettingsError: `out` exists or has another ending, or something is declared of labels and none are named.
@@ -76,6 +79,7 @@ def convert(source: Source, out: Path, settings: RecordsSettings) -> Converted:
         _write_header(file, layout, 0)
         for batch in digested(source, digest):
             file.write(np.ascontiguousarray(batch.records).data.cast("B"))
+            progress(digest.count, layout.count or 0)
             if batch.labels is not None:
                 labels.append(numbering.numbers(batch.labels))
         file.seek(0)

@@ -66,29 +66,11 @@ if TYPE_CHECKING:
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @format_option
 def generate(
-    name: str | None,
-    settings: tuple[str, ...],
-    schema: Path | None,
-    list_methods: bool,
-    address: str | None,
-    credentials: Path | None,
-    epsilon: float | None,
-    steps: int | None,
-    batch: int | None,
-    only_plan: bool,
-    description: Path | None,
-    given: Path | None,
-    rows: int,
-    records: Path | None,
-    grid: Path | None,
-    report: Path | None,
-    out: Path | None,
-    purpose: str,
-    directory: Path | None,
-    seed: int,
-    device: str,
-    output: str,
-) -> None:
+    name: str | None, settings: tuple[str, ...], schema: Path | None, list_methods: bool, address: str | None,
+    credentials: Path | None, epsilon: float | None, steps: int | None, batch: int | None, only_plan: bool,
+    description: Path | None, given: Path | None, rows: int, records: Path | None, grid: Path | None, report: Path |
+    None, out: Path | None, purpose: str, directory: Path | None, seed: int, device: str, output: str,
+) -> None:  # fmt: skip
     """Fits a generator of labelled records to a hospital's noised releases, and draws from it.
 
     The run is charged once, when it opens. Rows are free: draw more from the file (--from) whenever they are needed.

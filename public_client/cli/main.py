@@ -25,6 +25,7 @@ _COMMANDS = {
     "requests": ("dpswd.public_client.cli.budgets", "requests"),
     "generate": ("dpswd.public_client.cli.generating", "generate"),
     "evaluate": ("dpswd.public_client.cli.evaluating", "evaluate"),
+    "export": ("dpswd.public_client.cli.exporting", "export"),
     "settings": ("dpswd.public_client.cli.configuring", "settings"),
     "demo": ("dpswd.public_client.cli.demonstration", "demo"),
 }
@@ -57,7 +58,7 @@ class _LazyGroup(Commands):
 
     sections: ClassVar = {
         "Every day": ("describe", "plan", "train", "evaluate", "generate", "verify"),
-        "Sometimes": ("demo", "init", "requests", "prepare", "certificate", "audit"),
+        "Sometimes": ("demo", "init", "requests", "prepare", "export", "certificate", "audit"),
         "Rarely": ("settings",),
     }
 

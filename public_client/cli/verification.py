@@ -26,24 +26,15 @@ EXIT_FINDINGS = 13
 @click.option("--source", type=FILE, help="Derives an adapted model again from it; a generator needs none.")
 @click.option("--label", help="As of train.")
 @click.option("--network", help="As of train.")
-@click.option("--model", type=FILE, help="As of train.")
+@click.option("--model", type=click.Path(path_type=Path), help="As of train.")
 @click.option("--partial", is_flag=True, help="These receipts are not all: answers without one are no finding.")
 @format_option
 @click.pass_context
 def verify(
-    context: click.Context,
-    receipts: tuple[Path, ...],
-    ledger: Path | None,
-    earlier: tuple[Path, ...],
-    key: Path | None,
-    credentials: Path | None,
-    source: Path | None,
-    label: str | None,
-    network: str | None,
-    model: Path | None,
-    partial: bool,
-    output: str,
-) -> None:
+    context: click.Context, receipts: tuple[Path, ...], ledger: Path | None, earlier: tuple[Path, ...], key: Path |
+    None, credentials: Path | None, source: Path | None, label: str | None, network: str | None, model: Path | None,
+    partial: bool, output: str,
+) -> None:  # fmt: skip
     """Checks RECEIPTS (files or run directories) by themselves and against an export of the ledger. Offline.
 
     A release that a hospital published is checked like them: its signature, its two receipts and all digests.

@@ -144,8 +144,7 @@ class Privacy(SettingsGroup):
     steps: Count | None = setting(None, "T; by default the method's.")
     batch_size: Count | None = setting(None, "b; by default the method's.")
     evaluate_epsilon: Positive | None = setting(
-        None,
-        "What one private comparison with your own model may cost beside epsilon; the better one is delivered.",
+        None, "What one private comparison with your own model may cost beside epsilon; the better one is delivered."
     )
     yes: bool = setting(False, "Charges a run although most measured runs on such records left the model as it was.")
 
@@ -199,6 +198,7 @@ class Output(SettingsGroup):
     checkpoint: RelativePath | None = setting(None, "Directory that survives a killed client; holds one training.")
     resume: bool = setting(False, "Continues the run in the checkpoint; no step is spent twice.")
     log_dir: RelativePath | None = setting(None, "TensorBoard and CSV logs.")
+    track: tuple[Literal["mlflow", "wandb"], ...] = setting((), "Told what is logged, beside log_dir's files.")
 
 
 class Experiment(SettingsGroup):

@@ -81,8 +81,8 @@ def own_model(code: str | None, file: Path | None, records: Tensor) -> Model:
         SettingsError: the file is missing, or is of no known kind.
         DataInvalid: it does not hold such a model, or the model does not take the records.
     """
-    if file is not None and not file.is_file():
-        raise SettingsError(f"{file} does not exist; needed is a model (.joblib, .onnx) or weights (.safetensors)")
+    if file is not None and not file.exists():
+        raise SettingsError(f"{file} does not exist; needed is a model (.joblib, .onnx, a folder) or .safetensors")
     model: Any = None if code is None else network_of(code)
     if file is not None:
         model = _trained(file, model)
@@ -97,9 +97,9 @@ def own_model(code: str | None, file: Path | None, records: Tensor) -> Model:
 
 def _trained(file: Path, model: Any) -> Any:
     """What a file holds: an estimator, a saved model, or weights for a network."""
-    if file.suffix in (".onnx", *_FITTED) and model is not None:
+    if (file.suffix in (".onnx", *_FITTED) or file.is_dir()) and model is not None:
         raise SettingsError(f"{file} is a model by itself; leave --network out")
-    if file.suffix == ".onnx":
+    if file.suffix == ".onnx" or file.is_dir():
         return file
     if file.suffix in _FITTED:
         import joblib  # comes with scikit-learn

@@ -45,6 +45,7 @@ from dpswd.public_client.ladder.adapt import adapt as climb
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.measured import BATTERIES, modality_of
 from dpswd.public_client.testing.mock import MockCurator
+from dpswd.public_client.tools.trackers import TrackedLog
 from dpswd.public_client.training.checkpoint import begun_in
 from dpswd.public_client.training.logs import TrainingLog
 from dpswd.public_client.training.loop import Evaluate
@@ -255,16 +256,9 @@ def adapt(
 
 
 def _trained(
-    experiment: Experiment,
-    source: SourceModel,
-    hospitals: Federation | None,
-    contract: DataContract,
-    *,
-    seed: int,
-    evaluate: Mapping[str, Evaluate] | None,
-    log: TrainingLog | None,
-    progress: bool,
-) -> Trained:
+    experiment: Experiment, source: SourceModel, hospitals: Federation | None, contract: DataContract, *, seed: int,
+    evaluate: Mapping[str, Evaluate] | None, log: TrainingLog | None, progress: bool,
+) -> Trained:  # fmt: skip
     """Trains by the experiment's method."""
     name, wishes, device = experiment.method.name, _wishes(experiment), experiment.device
     if not asks_hospital(name):
@@ -362,7 +356,8 @@ def _evaluations(experiment: Experiment, task: Task) -> dict[str, Evaluate]:
 def _log(experiment: Experiment, seed: int) -> AbstractContextManager[TrainingLog | None]:
     if (directory := experiment.output.log_dir) is None:
         return nullcontext()
-    return TrainingLog(directory / f"seed-{seed}" if len(experiment.seeds) > 1 else directory)
+    directory = directory / f"seed-{seed}" if len(experiment.seeds) > 1 else directory
+    return TrackedLog(directory, experiment.output.track, name=experiment.name)
 
 
 def _number(value: float) -> float | None:

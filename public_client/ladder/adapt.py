@@ -160,8 +160,7 @@ def adapt(
     """Adapts a trained model to a hospital: asks the cheapest thing that may help, and goes on while it pays.
 
     Args:
-        model: trained: an `nn.Module` from records to scores, a pair (extractor, classifier), or a fitted classifier of
-            scikit-learn, LightGBM or XGBoost. It stays as it is.
+        model: trained; `split` says which kinds. It stays as it is.
         source: its labelled public data: a loader of (records, labels), a pair of arrays, a data frame, a generator.
         hospital: the connection, a published release, or several by name: each is asked by itself.
         epsilon: that all questions together may cost at each hospital, or by its name; what is not asked is not
@@ -268,16 +267,9 @@ class _Climb:
     """One hospital's."""
 
     def __init__(
-        self,
-        start: Model,
-        batches: Batches,
-        hospital: Hospital,
-        *,
-        contract: DataContract | None,
-        directory: Path | None,
-        device: str,
-        seed: int,
-    ) -> None:
+        self, start: Model, batches: Batches, hospital: Hospital, *, contract: DataContract | None,
+        directory: Path | None, device: str, seed: int,
+    ) -> None:  # fmt: skip
         self._start, self._batches, self._hospital = start, batches, hospital
         self._contract, self._directory, self._device, self._seed = contract, directory, device, seed
         self.evaluate: Evaluate | None = None

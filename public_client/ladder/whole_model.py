@@ -15,6 +15,7 @@ from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.extractor.tracing import evaluating
 from dpswd.public_client.onnx.network import read_onnx
+from dpswd.public_client.tools.pretrained import is_pretrained, network_of
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 
@@ -27,8 +28,8 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
     """Finds where a whole model splits into extractor and classifier.
 
     Args:
-        model: an `nn.Module` from records to scores, or its ONNX file; (extractor, classifier); or a fitted
-            scikit-learn, LightGBM or XGBoost classifier.
+        model: an `nn.Module` from records to scores, or its ONNX file; a classifier of transformers, or a folder of one
+            or of timm's; (extractor, classifier); or a fitted scikit-learn, LightGBM or XGBoost classifier.
         records: (m, ...) public ones, to check the split by.
         head: path of the last linear layer, where it is not found (``"fc"``, ``"classifier.3"``).
 
@@ -39,8 +40,11 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
         return model
     if isinstance(model, (tuple, list)) and len(model) == 2 and all(isinstance(part, nn.Module) for part in model):
         return Model(*model)
+    if is_pretrained(model):
+        model = network_of(model, records)
     if isinstance(model, (str, Path)):
         model = read_onnx(model, records)
+    model = getattr(model, "best_estimator_", model)  # of a search
     if isinstance(model, nn.Module):
         return _split_at_head(model, records[:_COMPARED], head)
     if hasattr(model, "predict_proba"):
@@ -48,16 +52,20 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
 
         return Model(as_module(model).eval(), nn.Identity())
     raise InvalidValue(
-        f"a {type(model).__name__} cannot be adapted; pass an nn.Module from records to scores, its ONNX file, a pair "
-        "(extractor, classifier), or a classifier of scikit-learn, LightGBM or XGBoost, or send its scores as records: "
-        "dpswd-curator records embed"
+        f"a {type(model).__name__} cannot be adapted; pass an nn.Module from records to scores, a pair (extractor, "
+        "classifier), an ONNX file, a folder of Hugging Face, or a classifier of scikit-learn, LightGBM or XGBoost, or "
+        "send its scores as records: dpswd-curator records embed"
     )
 
 
 def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model:
     """The last linear layer whose outputs are the scores, and everything before it."""
-    with evaluating(model), torch.no_grad():
-        scores = model(records)
+    try:
+        with evaluating(model), torch.no_grad():
+            scores = model(records)
+    except (RuntimeError, ValueError, TypeError) as error:
+        shape, why = tuple(records.shape[1:]), str(error) or "its forward is not written; pass the network inside"
+        raise DataInvalid(f"{type(model).__name__} takes no records of shape {shape}: {why}") from error
     if not isinstance(scores, Tensor) or scores.dim() != 2:
         raise InvalidValue(
             f"the model returns {type(scores).__name__} of shape {tuple(getattr(scores, 'shape', ()))}; it must return "

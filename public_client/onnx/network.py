@@ -101,6 +101,8 @@ class _Building:
             sides[:1] = -1 if isinstance(inputs[0], fx.Node) else sides[:1]  # as many records as there are
             return sides[attributes.get("start", 0) : attributes.get("end", len(sides))]
         if not any(isinstance(each, fx.Node) for each in inputs):
+            if node.op_type == "Expand":
+                inputs[1] = np.maximum(inputs[1], 1)  # once, for as many records as there are
             named = {name: value for name, value in zip(node.input, inputs, strict=True) if name}
             return np.asarray(self._evaluator(node).run(None, named)[0])
         if node.op_type not in _LOWERED or (node.domain not in ("", "ai.onnx")):
@@ -141,6 +143,10 @@ class _Building:
     def sides(self, node: fx.Node) -> tuple[int, ...]:
         """Of a value, with the batch's."""
         return tuple(self._samples[node].shape)
+
+    def is_truth(self, node: fx.Node) -> bool:
+        """Whether a value is what a comparison gives."""
+        return self._samples[node].dtype == torch.bool
 
     def _held(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray):
@@ -226,7 +232,9 @@ def _layer_norm(
     on: _Building, x: fx.Node, weight: Any, bias: Any = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
 ) -> fx.Node:
     sides = on.sides(x)
-    return on.layer(_give(nn.LayerNorm(sides[axis % len(sides) :], eps=epsilon), weight=weight, bias=bias), x)
+    return on.layer(
+        _give(nn.LayerNorm(sides[axis % len(sides) :], eps=float(f"{epsilon:.7g}")), weight=weight, bias=bias), x
+    )
 
 
 def _gemm(
@@ -294,6 +302,18 @@ def _split(on: _Building, x: fx.Node, sizes: Any = None, *, axis: int = 0, num_o
     return [_slice(on, x, begin, end, axis) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
+def _concat(on: _Building, *parts: Any, axis: int) -> fx.Node:
+    """What is the same for all records is put beside each."""
+    of_records = next(part for part in parts if isinstance(part, fx.Node))
+    count = on.call("size", of_records, 0) if any(isinstance(part, np.ndarray) for part in parts) else None
+    sides = (count, *[-1] * (len(on.sides(of_records)) - 1))
+    return on.call(torch.cat, [on.call("expand", x, *sides) if isinstance(x, np.ndarray) else x for x in parts], axis)
+
+
+def _cast(on: _Building, x: fx.Node, **_: Any) -> fx.Node:
+    return on.call("float", x) if on.is_truth(x) else x
+
+
 def _squeeze(on: _Building, x: fx.Node, axes: Any) -> fx.Node:
     for axis in sorted((axis % len(on.sides(x)) for axis in _ints(axes)), reverse=True):
         x = on.call(torch.squeeze, x, axis)
@@ -328,7 +348,8 @@ _LOWERED: dict[str, Lower] = {
     "AveragePool": _pool({1: nn.AvgPool1d, 2: nn.AvgPool2d}),
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
-    "Concat": lambda on, *parts, axis: on.call(torch.cat, parts, axis),
+    "Cast": _cast,
+    "Concat": _concat,
     "Conv": _conv,
     "Elu": lambda on, x, alpha=1.0: on.call(F.elu, x, alpha),
     "Flatten": lambda on, x, axis=1: on.call(torch.flatten, x, axis),
@@ -349,13 +370,13 @@ _LOWERED: dict[str, Lower] = {
     "Squeeze": _squeeze,
     "Transpose": lambda on, x, perm: on.call(torch.permute, x, tuple(perm)),
     "Unsqueeze": _unsqueeze,
-    **dict.fromkeys(("Cast", "Dropout", "Identity"), _same),
+    **dict.fromkeys(("Dropout", "Identity"), _same),
     **{
         name: _function(function)
         for name, function in (
-            ("Div", operator.truediv), ("Erf", torch.erf), ("HardSwish", F.hardswish), ("Mul", operator.mul),
-            ("Neg", operator.neg), ("Relu", F.relu), ("Sigmoid", torch.sigmoid), ("Sqrt", torch.sqrt),
-            ("Sub", operator.sub), ("Tanh", torch.tanh),
+            ("Div", operator.truediv), ("Equal", operator.eq), ("Erf", torch.erf), ("HardSwish", F.hardswish),
+            ("Mul", operator.mul), ("Neg", operator.neg), ("Relu", F.relu), ("Sigmoid", torch.sigmoid),
+            ("Sqrt", torch.sqrt), ("Sub", operator.sub), ("Tanh", torch.tanh),
         )
     },
 }  # fmt: skip

@@ -21,6 +21,12 @@ from dpswd.public_client.cli.main import main as client
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
+OMOP = {
+    "person": "person_id,year_of_birth,gender_concept_id\n1,1950,8507\n2,1960,8532\n",
+    "measurement": "measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number,unit_concept_id\n"
+    "1,1,3004249,2020-01-01,120,8876\n2,2,3004249,2020-01-01,130,8876\n",
+    "condition_occurrence": "person_id,condition_concept_id\n2,201826\n",
+}
 
 
 def commands(page: str) -> list[str]:
@@ -35,6 +41,9 @@ def site(tmp_path, monkeypatch):
     table = pa.table(columns | {"diagnosis": generator.choice(["well", "ill"], size=40)})
     pq.write_table(table, tmp_path / "patients.parquet")
     pc.write_csv(table, tmp_path / "patients.csv")
+    (tmp_path / "omop").mkdir()
+    for name, text in OMOP.items():
+        (tmp_path / "omop" / f"{name}.csv").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPSWD_CURATOR_LISTEN__PORT", "0")  # another test may listen on the default one
     monkeypatch.delitem(preflight.CHECKS, "extraction worker")  # takes seconds; tested beside the worker
@@ -72,6 +81,8 @@ def test_the_commands_about_records(site):
     for line in lines:
         shown = line.startswith("dpswd-curator records embed") and "--approve" not in line
         run(re.sub(r"--approve \w+", f"--approve {digest[:16]}", line), status=9 if shown else 0)
+    (of_systems,) = commands("reference/sources.md")
+    assert "omop.notes.json" in run(of_systems)
     assert (site / "patients.classes.json").read_text() == '["ill", "well"]\n'
 
 

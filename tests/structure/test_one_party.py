@@ -30,7 +30,9 @@ PARTIES = {
 ANNEXES = {
     "private_curator/cluster": "cluster",
     "private_curator/onnx": "embed",
+    "private_curator/sources": "sources",
     "public_client/onnx": "onnx",
+    "public_client/tools": "onnx",
     "private_curator/observability/tracing.py": "tracing",
     "public_client/published_methods/transport.py": "transport",
     "public_client/published_methods/labelled_transport.py": "transport",

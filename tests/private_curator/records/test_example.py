@@ -34,4 +34,4 @@ def test_a_file_or_the_example_is_named():
     for words in (["--out", "r.npy"], ["own.csv", "--example", "--out", "r.npy"]):
         done = convert(*words)
         assert done.exit_code == 3
-        assert "name a file or folder of records, or --example" in done.output
+        assert "name a file or folder of records, --database, or --example" in done.output
