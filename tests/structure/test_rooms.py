@@ -15,10 +15,10 @@ ANNEXES = {
     "private_curator/sources", "public_client/onnx", "public_client/tools",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 12_260,
+    "annexes": 12_259,
     "private_curator/*.py": 1,
     "private_curator/books": 3_095,
-    "private_curator/cli": 2_467,
+    "private_curator/cli": 2_463,
     "private_curator/observability": 527,
     "private_curator/operator": 3_333,
     "private_curator/records": 1_819,
