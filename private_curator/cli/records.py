@@ -149,10 +149,7 @@ def inspect_records(path: Path | None, home: Path | None, **chosen: Any) -> None
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--example", is_flag=True, help="Instead of PATH: 898 public digits, to try with.")
 @click.option("--out", required=True, type=common.FILE, help="The npy file to write.")
-@click.option(
-    "--database", envvar="DPSWD_CURATOR_DATABASE", show_envvar=True,
-    help="Answers the query in PATH, or holds OMOP: postgresql://user@host/name, ...",
-)  # fmt: skip
+@click.option("--database", envvar="DPSWD_CURATOR_DATABASE", show_envvar=True, help="Of a query in PATH, or of OMOP.")
 @click.option("--missing", type=float, help="SQL, OMOP, FHIR: stands for a missing value; else such rows are left out.")
 @person_options
 @reading_options
@@ -163,8 +160,8 @@ def convert_records(
 ) -> None:  # fmt: skip
     """Writes the records of PATH to an npy file, from which samples are read without loading it.
 
-    Works in batches: neither file has to fit into memory. Labels are written beside it, as whole numbers. With
-    `dpswd[sources]` PATH may also be a query (.sql, with --database), an OMOP extract, FHIR ndjson, DICOM or NIfTI.
+    Works in batches. Labels are written beside it, as whole numbers. With `dpswd[sources]` PATH may also be a query
+    (.sql), an OMOP extract, FHIR ndjson, DICOM or NIfTI.
     """
     from dpswd.private_curator.records.conversion import convert
     from dpswd.private_curator.records.example import Example
@@ -179,8 +176,7 @@ def convert_records(
     tell = ProgressReporter(partial(click.echo, err=True), text="{done:,} records are done")
     made = convert(source, out, settings, progress=tell)
     notes = {} if hospital is None else write_notes(hospital, out, made.digest)
-    title = f"Converted {path or (database and 'the database') or 'the example'}"
-    show({**_written(made), **_of_persons(source, most), **notes}, title=title)
+    show({**_written(made), **_of_persons(source, most), **notes}, title=f"Converted {path or 'what was asked for'}")
     _next(made, settings, most)
 
 

@@ -83,8 +83,8 @@ def open_hospital(
 
 def write_notes(source: HospitalSource, out: Path, digest: str) -> dict[str, Any]:
     """Writes beside the records where they come from, which columns they have and what was lost; shows the last."""
-    facts = {"digest": digest, "columns": source.layout.columns, "lost": +source.lost}
-    write_private(_notes(out), json.dumps(source.origin | facts, indent=2).encode() + b"\n")
+    facts = source.origin | {"digest": digest, "columns": source.layout.columns, "lost": +source.lost}
+    write_private(_notes(out), json.dumps(facts, indent=2).encode() + b"\n")
     return {"notes": str(_notes(out)), "lost": words_of(source.lost) or "nothing"}
 
 

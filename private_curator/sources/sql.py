@@ -50,8 +50,7 @@ class RowSource:
         person: str | None, most: int, origin: dict[str, Any], lost: Counter[str] | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._statement, self._missing, self._most = engine, statement, missing, most
-        self._unlabelled = settings.unlabelled
-        self.origin = origin
+        self._unlabelled, self.origin = settings.unlabelled, origin
         self._lost_before = lost or Counter[str]()
         self.lost = Counter[str]()
         with self._rows() as rows:

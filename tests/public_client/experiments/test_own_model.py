@@ -67,7 +67,7 @@ def test_what_is_wrong_with_a_name_is_said(code, name, message):
 def test_what_is_wrong_with_files_is_said(code, tmp_path):
     with pytest.raises(SettingsError, match="does not exist"):
         network_of(f"{tmp_path / 'none.py'}:Net")
-    with pytest.raises(DataInvalid, match=r"mine.py:Net does not take the source's records of shape \(5,\)"):
+    with pytest.raises(DataInvalid, match=r"Net takes no records of shape \(5,\)"):
         own_model(f"{code}:Net", None, torch.zeros(4, 5))
     (tmp_path / "net.pb").touch()
     with pytest.raises(SettingsError, match=r"ends in .pb; needed is one of .joblib, .pkl, .onnx, .safetensors"):
