@@ -192,7 +192,7 @@ SOURCE = np.ones((4, 6), dtype=np.float32)
         ("rows", ROWS, SlicedRequest(MAP), SlicedReply),
         ("quantiles", QUANTILES, SlicedRequest(), SlicedReply),
         ("gradient", gradient_of("rows", ROWS), GradientRequest(SOURCE, WEIGHTS, MAP), GradientReply),
-        ("gradient", gradient_of("quantiles", QUANTILES), GradientRequest("b" * 64, WEIGHTS), GradientReply),
+        ("gradient", gradient_of("quantiles", QUANTILES), GradientRequest(SOURCE, WEIGHTS), GradientReply),
         ("labelled_gradient", LabelledGradientDeclaration(10, SUM), LossGradientRequest(WEIGHTS), LossGradientReply),
     ],
 )

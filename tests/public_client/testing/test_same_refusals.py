@@ -106,7 +106,6 @@ STEPS = {
     "no source": SlicedRequest().to_bytes(),
     "a source of another width": GradientRequest(np.zeros((3, 5), np.float32)).to_bytes(),
     "more source than declared": GradientRequest(np.zeros((5, 4), np.float32)).to_bytes(),
-    "an unknown source": GradientRequest("a" * 64).to_bytes(),
     "too few weights": GradientRequest(np.zeros((3, 4), np.float32), np.zeros(3, np.float32)).to_bytes(),
     "a map of another width": GradientRequest(np.zeros((3, 4), np.float32), None, FeatureMap.identity(3)).to_bytes(),
     "a map beyond float32": GradientRequest(np.zeros((3, 4), np.float32), None, NARROW_MAP).to_bytes(),
