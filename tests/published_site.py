@@ -107,7 +107,7 @@ class Site:
     ) -> Proposal:
         """What a team prepares for this hospital."""
         model = extractor or network()[0]
-        seen = model(source()[0]).detach()
+        seen = model(source(250)[0]).detach()  # another training's map is another
         words = {"epsilon": epsilon, "purpose": "does the model carry over?"}
         return prepare(self.description(), method, extractor=model, source_features=seen, **words)
 

@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from dpswd.public_client.curator.connection import Patience
+from dpswd.public_client.curator.release_file import same_but_for_map
 from dpswd.public_client.curator.transport import REPLIES, Exchange, Transport
 from dpswd.shared.core.errors import DpswdError, InvalidValue, ProtocolError
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
@@ -202,12 +203,14 @@ class Replaying:
 
     Args:
         stored: the exchanges.
+        published: whether they are of a release file, whose public map was made when it was prepared.
 
     Attributes:
         differences: requests that are not those that were answered, in words.
     """
 
-    def __init__(self, stored: list[Stored]) -> None:
+    def __init__(self, stored: list[Stored], *, published: bool = False) -> None:
+        self._published = published
         sent = [(one.method, one.exchange()) for one in stored]
         self._described = [each for method, each in sent if method == "Describe"]
         self._prices = [each for method, each in sent if method == "OpenRun" and each.request.validate_only]
@@ -223,12 +226,8 @@ class Replaying:
         """
         if method == "UploadExtractor":
             graph = ExtractorGraph.from_bytes(request.graph)
-            reply = pb.UploadExtractorResponse(
-                graph_digest=sha256(request.graph),
-                weights_digest=sha256(request.weights),
-                feature_dimension=graph.feature_dimension,
-            )
-            return Exchange(request, reply)
+            same: dict[str, Any] = {"graph_digest": sha256(request.graph), "weights_digest": sha256(request.weights)}
+            return Exchange(request, pb.UploadExtractorResponse(**same, feature_dimension=graph.feature_dimension))
         if method == "OpenRun":
             return self._priced(request) if request.validate_only else self._opened(request)
         if method == "DrawStep" and self._steps.get(request.run_id):
@@ -249,9 +248,10 @@ class Replaying:
             if run.opening.request.parameters.mechanism == wished.mechanism:
                 self._runs.remove(run)
                 declared, own = run.parameters, RunParameters.from_message(wished)
-                differing = [one.name for one in fields(own) if getattr(own, one.name) != getattr(declared, one.name)]
-                if differing:
-                    text = f"run {run.opening.reply.run_id} was declared with another {', '.join(differing)}"
+                alike = same_but_for_map(own, declared) if self._published else own == declared
+                if not alike:
+                    names = [one.name for one in fields(own) if getattr(own, one.name) != getattr(declared, one.name)]
+                    text = f"run {run.opening.reply.run_id} was declared with another {', '.join(names)}"
                     self.differences.append(text)
                 return run.opening
         raise ProtocolError(f"the stored replies hold no further run of {wished.mechanism}")

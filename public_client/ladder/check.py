@@ -145,7 +145,7 @@ def derive(path: str | Path, checked: Checked, model: Any = None, source: Any = 
     if settings["kind"] != GENERATOR and digest_of(batches, seed=settings["seed"]) != evidence.source:
         checked.note("the source is another one than the model was adapted with")
         return
-    replaying = Replaying(evidence.stored())
+    replaying = Replaying(evidence.stored(), published=json.loads(settings.get("plan", "{}")).get("published", False))
     with tempfile.TemporaryDirectory() as folder:
         again, gain = Path(folder) / path.name, NOT_MEASURED
         try:
