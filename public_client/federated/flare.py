@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 
+import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -50,7 +51,8 @@ class CuratedExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         try:
             if self._opened is None:
                 self._opened = pkgutil.resolve_name(self.site)(fl_ctx.get_identity_name())
-            moved, numbers = self._opened.update(from_shareable(shareable).data)
+            weights = {name: np.asarray(value) for name, value in from_shareable(shareable).data.items()}
+            moved, numbers = self._opened.update(weights)
         except DpswdError as error:
             self.log_error(fl_ctx, f"no update: {type(error).__name__}: {error}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)

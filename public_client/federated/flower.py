@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpswd.public_client.federated.site import CuratedSite
@@ -36,6 +36,7 @@ def client_app(site_of: Callable[[Context], CuratedSite]) -> ClientApp:
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(code=_REFUSED, reason=reason), reply_to=message)
         metrics = MetricRecord({"num-examples": numbers.pop("records"), **numbers})
-        return Message(RecordDict({arrays: ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+        record = ArrayRecord({name: Array(value) for name, value in moved.items()})
+        return Message(RecordDict({arrays: record, "metrics": metrics}), reply_to=message)
 
     return app

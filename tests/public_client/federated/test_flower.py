@@ -33,13 +33,12 @@ def test_a_federation_of_flower_ends_with_the_budgets(sites, monkeypatch, caplog
     @server.main()
     def main(grid, context):
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
-        weights = {name: value.numpy() for name, value in made_model().state_dict().items()}
         told = []
 
         def keep(number, arrays):
             told.append({name: array.numpy() for name, array in arrays.items()})
 
-        done = strategy.start(grid, ArrayRecord(weights), num_rounds=ROUNDS + 2, evaluate_fn=keep)
+        done = strategy.start(grid, ArrayRecord(made_model().state_dict()), num_rounds=ROUNDS + 2, evaluate_fn=keep)
         results.append((told, done.train_metrics_clientapp))
 
     def site_of(context):
