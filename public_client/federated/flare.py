@@ -44,7 +44,7 @@ class CuratedExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             self._opened = None
         super().handle_event(event_type, fl_ctx)
 
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:  # noqa: ARG002 - of the interface
         """One round; what NVFlare tells is in its own words."""
         if task_name != self.task:
             return make_reply(ReturnCode.TASK_UNKNOWN)

@@ -23,9 +23,7 @@ def client_app(site_of: Callable[[Context], CuratedSite]) -> ClientApp:
     Returns:
         The app. A round that the curator refuses is answered by an error without arrays, whose reason says why.
     """
-    app = ClientApp()
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays = next(iter(message.content.array_records))
         weights = {name: array.numpy() for name, array in message.content.array_records[arrays].items()}
@@ -39,4 +37,6 @@ def client_app(site_of: Callable[[Context], CuratedSite]) -> ClientApp:
         record = ArrayRecord({name: Array(value) for name, value in moved.items()})
         return Message(RecordDict({arrays: record, "metrics": metrics}), reply_to=message)
 
+    app = ClientApp()
+    app.train()(train)
     return app
