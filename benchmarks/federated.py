@@ -73,8 +73,8 @@ def main() -> None:
     elif arguments.command == "choose":
         for way, values in CHOICES.items():
             for value in values:
-                found = measured(way, arguments.data_dir, seed=0, value=value, first=40_000)
-                print(f"{way} {value:g}: {found['accuracy']:.3f}", flush=True)
+                row = measured(way, arguments.data_dir, seed=0, value=value, first=40_000)
+                print(f"{way} {value:g}: {row['accuracy']:.3f}", flush=True)
     else:
         for way in WAYS:
             rows = [row for row in records.read(arguments.results) if row["way"] == way]
@@ -158,7 +158,7 @@ def curators(parts: list[Part], *, rate: float) -> Iterator[Any]:
     from dpswd.public_client.federated.flower import client_app
 
     with contextlib.ExitStack() as opened:
-        kept = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         local = [
             opened.enter_context(
                 LocalHospital(
@@ -167,7 +167,7 @@ def curators(parts: list[Part], *, rate: float) -> Iterator[Any]:
             )
             for x, y in parts
         ]
-        where = [(one.address, one.credentials, kept / str(number)) for number, one in enumerate(local)]
+        where = [(one.address, one.credentials, folder / str(number)) for number, one in enumerate(local)]
 
         def site_of(context: Any) -> CuratedSite:
             address, credentials, directory = where[int(context.node_config["partition-id"])]
@@ -222,7 +222,7 @@ def federated(app: Any, *, seed: int, clip: float = 1.0, noise: float | None = N
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
     from flwr.simulation import run_simulation
 
-    server, told, halted = ServerApp(), [], []
+    server, models, halted = ServerApp(), [], []
     counts = None if noise is None else accountant(EPSILON if noise > 1.0 else None)
 
     @server.main()
@@ -233,7 +233,7 @@ def federated(app: Any, *, seed: int, clip: float = 1.0, noise: float | None = N
             strategy = DifferentialPrivacyServerSideFixedClipping(strategy, noise, clip, 2, accountant=counts)
 
         def keep(_: int, arrays: Any) -> None:
-            told.append({name: array.numpy() for name, array in arrays.items()})
+            models.append({name: array.numpy() for name, array in arrays.items()})
 
         try:
             strategy.start(grid, ArrayRecord(linear().state_dict()), num_rounds=ASKED, evaluate_fn=keep)
@@ -243,12 +243,12 @@ def federated(app: Any, *, seed: int, clip: float = 1.0, noise: float | None = N
     backend = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, app, num_supernodes=2, backend_config=backend)
     moved = sum(
-        any(not np.array_equal(one[name], after[name]) for name in one) for one, after in itertools.pairwise(told)
+        any(not np.array_equal(one[name], after[name]) for name in one) for one, after in itertools.pairwise(models)
     )
     if not halted:
         halted = ["nobody" if moved == ASKED else "each curator"]
     spent = None if counts is None else counts.get_privacy_spent().epsilon
-    return {"weights": told[-1], "rounds": moved, "halted_by": halted[0]} | (
+    return {"weights": models[-1], "rounds": moved, "halted_by": halted[0]} | (
         {} if spent is None else {"server_epsilon": spent}
     )
 

@@ -100,9 +100,9 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
         """
         self._load(weights)
         run = self._opened()
-        start, state = run.adapted_values(), self._checkpoint.read("state")
+        start, state = np.asarray(run.adapted_values()), self._checkpoint.read("state") or {}
         left = self.steps
-        if state is not None and np.array_equal(state["start"].numpy(), start):  # this very round, answered or begun
+        if state and np.array_equal(state["start"].numpy(), start):  # this very round, answered or begun
             left = state["left"]
             with torch.no_grad():
                 for own, moved in zip(run.parameters, state["moved"], strict=True):

@@ -41,10 +41,10 @@ def test_a_job_of_nvflare_ends_with_the_budgets(sites, tmp_path, monkeypatch):
         job.to(CuratedExecutor("nodes_of_the_test:site_of"), name, tasks=["train"])
     job.simulator_run(str(tmp_path / "work"), threads=2)
     assert [charged(home) for home, _ in sites] == [(1, ROUNDS, ROUNDS, EPSILON)] * 2
-    told = (tmp_path / "work" / "server" / "log.txt").read_text()
-    assert f"Round {ROUNDS} started" in told  # the first that nothing is left for: rounds are counted from 0
-    assert "Aborting current RUN" in told
-    assert f"Round {ROUNDS + 1} started" not in told
+    log = (tmp_path / "work" / "server" / "log.txt").read_text()
+    assert f"Round {ROUNDS} started" in log  # the first that nothing is left for: rounds are counted from 0
+    assert "Aborting current RUN" in log
+    assert f"Round {ROUNDS + 1} started" not in log
     logs = [(tmp_path / "work" / name / "log.txt").read_text() for name in ("site-1", "site-2")]
     assert any("no update: RunFinished: all 4 steps of this run are used" in log for log in logs)
     decomposers.register()

@@ -33,13 +33,13 @@ def test_a_federation_of_flower_ends_with_the_budgets(sites, monkeypatch, caplog
     @server.main()
     def main(grid, context):
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
-        told = []
+        models = []
 
         def keep(number, arrays):
-            told.append({name: array.numpy() for name, array in arrays.items()})
+            models.append({name: array.numpy() for name, array in arrays.items()})
 
         done = strategy.start(grid, ArrayRecord(made_model().state_dict()), num_rounds=ROUNDS + 2, evaluate_fn=keep)
-        results.append((told, done.train_metrics_clientapp))
+        results.append((models, done.train_metrics_clientapp))
 
     def site_of(context):
         return site(*where[int(context.node_config["partition-id"])])
@@ -48,11 +48,11 @@ def test_a_federation_of_flower_ends_with_the_budgets(sites, monkeypatch, caplog
         logging.getLogger("flwr").propagate = True
         backend = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
         run_simulation(server, client_app(site_of), num_supernodes=2, backend_config=backend)
-    ((told, metrics),) = results
+    ((models, metrics),) = results
     assert sorted(metrics) == list(range(1, ROUNDS + 1))
     assert metrics[ROUNDS]["epsilon_spent"] == pytest.approx(EPSILON, abs=1e-5)
     assert [charged(home) for home, _ in sites] == [(1, ROUNDS, ROUNDS, EPSILON)] * 2
-    assert accuracy(told[0]) < 0.5 < 0.75 < accuracy(told[ROUNDS])
-    for after in told[ROUNDS + 1 :]:
-        assert all(np.array_equal(after[name], told[ROUNDS][name]) for name in after)
+    assert accuracy(models[0]) < 0.5 < 0.75 < accuracy(models[ROUNDS])
+    for after in models[ROUNDS + 1 :]:
+        assert all(np.array_equal(after[name], models[ROUNDS][name]) for name in after)
     assert caplog.text.count("RunFinished: all 4 steps of this run are used") == 2 * 2

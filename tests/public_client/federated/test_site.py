@@ -69,9 +69,9 @@ def test_an_update_is_the_released_gradient_and_a_repeated_round_is_free(sites):
         np.testing.assert_allclose(change, -released.numpy() / RECORDS, atol=1e-6)
     with site(*where, optimizer=sgd) as again:
         assert tmp == again.directory
-        repeated, told = again.update(start())
+        repeated, again_numbers = again.update(start())
     assert same(repeated, moved)
-    assert told == numbers
+    assert again_numbers == numbers
     assert charged(home) == (1, ROUNDS, 1, EPSILON)
 
 
