@@ -40,9 +40,9 @@ from dpswd.public_client.federated.site import CuratedSite
 
 RESULTS = Path(__file__).parent / "results" / "federated.json"
 EPSILON, DELTA, ROUNDS, ASKED, SIZE = 1.0, 1e-5, 20, 25, 10_000
-RATE, CLIP = 0.03, 1.0
+RATE, CLIP = 0.3, 0.3
 """Of Adam on the released gradients; of an update, in Flower's ways (`choose`)."""
-CHOICES = {"curator": (0.03, 0.1), "server": (0.3, 1.0)}
+CHOICES = {"curator": (0.03, 0.1, 0.3), "server, noise 1": (0.03, 0.1, 0.3, 1.0, 3.0)}
 WAYS = ("curator", "server", "server, noise 1", "client", "none")
 Part = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
@@ -95,6 +95,8 @@ def measured(way: str, data_dir: Path, *, seed: int, value: float | None = None,
     if way == "curator":
         with curators(parts, rate=value or RATE) as (app, spent):
             end = federated(app, seed=seed)
+            assert end["rounds"] == ROUNDS, "the curators did not halt it"
+            end["halted_by"] = "each curator"
             figures = {"epsilon": spent(), "of": "a record", "counted_by": "each curator"}
     else:
         clip, noise = value or CLIP, {"server": noise_of(EPSILON), "server, noise 1": 1.0}.get(way)
@@ -245,10 +247,8 @@ def federated(app: Any, *, seed: int, clip: float = 1.0, noise: float | None = N
     moved = sum(
         any(not np.array_equal(one[name], after[name]) for name in one) for one, after in itertools.pairwise(models)
     )
-    if not halted:
-        halted = ["nobody" if moved == ASKED else "each curator"]
     spent = None if counts is None else counts.get_privacy_spent().epsilon
-    return {"weights": models[-1], "rounds": moved, "halted_by": halted[0]} | (
+    return {"weights": models[-1], "rounds": moved, "halted_by": halted[0] if halted else "nobody"} | (
         {} if spent is None else {"server_epsilon": spent}
     )
 
