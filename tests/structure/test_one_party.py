@@ -33,6 +33,7 @@ ANNEXES = {
     "private_curator/sources": "sources",
     "public_client/onnx": "onnx",
     "public_client/tools": "onnx",
+    "public_client/federated": "nvflare",
     "private_curator/observability/tracing.py": "tracing",
     "public_client/published_methods/transport.py": "transport",
     "public_client/published_methods/labelled_transport.py": "transport",
@@ -40,6 +41,8 @@ ANNEXES = {
 """Files that need a further extra, which they import when it is asked for."""
 OF_A_DEVICE = {"shared/device_noise/fused.py": "triton"}
 """What comes with a build of torch for a GPU, tried before it is used."""
+BY_HAND = {"public_client/federated/flower.py": "flwr"}
+"""What asks for an older protobuf than ours, so that no extra can bring it (docs/ml-team/federated.md)."""
 OF_ONE_PARTY = {"shared/accounting/crosscheck.py": "autodp"}
 """The second accountant is the curator's; a team never calls it."""
 
@@ -140,7 +143,7 @@ def test_a_party_is_installed_with_all_that_its_files_name(party):
     for file in [file for place in (party, "shared") for file in (ROOT / place).rglob("*.py")]:
         name = str(file.relative_to(ROOT))
         missing = imported(file) & blocked(*extras_of(name, extra))
-        if missing - {OF_A_DEVICE.get(name), OF_ONE_PARTY.get(name)}:
+        if missing - {OF_A_DEVICE.get(name), OF_ONE_PARTY.get(name), BY_HAND.get(name)}:
             wrong[name] = sorted(missing)
     assert not wrong, f"dpswd[{extra}] does not install what these import: {wrong}"
 

@@ -12,10 +12,10 @@ RINGS = {"shared/core", "private_curator/core", "shared/sandbox", "private_curat
 ANNEXES = {
     "public_client/published_methods", "shared/published_mechanisms", "shared/device_noise", "private_curator/console",
     "private_curator/cluster", "private_curator/postgres", "private_curator/onnx", "private_curator/syslog",
-    "private_curator/sources", "public_client/onnx", "public_client/tools",
+    "private_curator/sources", "public_client/onnx", "public_client/tools", "public_client/federated",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 11_329,
+    "annexes": 11_599,
     "private_curator/*.py": 1,
     "private_curator/books": 3_095,
     "private_curator/cli": 2_463,
