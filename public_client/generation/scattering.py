@@ -108,7 +108,7 @@ def scattering_features(
     deviation = (values - centre).reshape(len(values), -1, places).pow(2).mean(dim=(0, 2)).sqrt()
     gain = (1.0 / deviation).repeat_interleave(places)
     count = min(axes, values.shape[1] - 1)
-    variances, vectors = _principal((values - centre) * gain, count)
+    variances, vectors = principal((values - centre) * gain, count)
     weight = (vectors * variances**-power * gain[:, None]).T  # (d, features)
     linear = nn.Linear(weight.shape[1], count)
     with torch.no_grad():
@@ -117,8 +117,13 @@ def scattering_features(
     return nn.Sequential(scattering, linear, OnSphere(count)).requires_grad_(False).eval()
 
 
-def _principal(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest variances (k,) and axes (features, k) of centred values (n, features), by subspace iteration."""
+def principal(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest variances (k,) and axes (features, k) of centred values (n, features), by subspace iteration.
+
+    Args:
+        values: (n, features), of mean 0.
+        count: k.
+    """
     some = torch.Generator().manual_seed(_POOL_SEED)
     width = min(values.shape[1], count + _SPARE)
     basis = torch.linalg.qr(torch.randn((values.shape[1], width), generator=some))[0]
