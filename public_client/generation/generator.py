@@ -47,6 +47,7 @@ MAX_TRIES = 100
 _MAX_FACTS_CHARACTERS = 1_000_000
 _AT_A_TIME = 1000  # records; what is drawn does not depend on it
 _DECODER, _LABELLER = "decoder", "labeller"
+_LAW = ("record_shape", "shares", "low", "high", "tries", "temperature", "chosen_labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +98,8 @@ class Generator:
                     f"the labeller takes {graph.input_shape} and gives {graph.feature_dimension} scores; needed are "
                     f"{self.record_shape} and {classes}"
                 )
-        if not 1 <= self.tries <= MAX_TRIES or (self.tries > 1 and self.labeller is None):
-            raise InvalidValue(f"tries is {self.tries}; allowed are 1, and with a labeller up to {MAX_TRIES}")
+        if not 1 <= self.tries <= (MAX_TRIES if self.labeller is not None and self.chosen_labels else 1):
+            raise InvalidValue(f"tries is {self.tries}; allowed are 1, and where a labeller chooses up to {MAX_TRIES}")
         if not (math.isfinite(self.temperature) and self.temperature > 0.0):
             raise InvalidValue(f"the temperature is {self.temperature}; it must be positive and finite")
         if self.schema is not None and self.record_shape != (len(self.schema.columns),):
@@ -113,27 +114,17 @@ class Generator:
         record_shape: tuple[int, ...],
         shares: npt.NDArray[np.float64] | tuple[float, ...],
         labeller: nn.Module | None = None,
-        low: float | None = None,
-        high: float | None = None,
-        tries: int = 1,
-        temperature: float = 1.0,
-        schema: Schema | None = None,
-        chosen_labels: bool = True,
+        **law: Any,
     ) -> Generator:
         """From modules in evaluation mode, which are traced.
 
         Args:
-            decoder: (b, latent + C) to (b, values).
+            decoder: (b, latent + C) to (b, values), see the class.
             latent: k.
             record_shape: of one record.
-            shares: see `Generator`, as are the rest.
-            labeller: see `Generator`.
-            low: see `Generator`.
-            high: see `Generator`.
-            tries: see `Generator`.
-            temperature: see `Generator`.
-            schema: see `Generator`.
-            chosen_labels: see `Generator`.
+            shares: (C,) of the classes; brought to the sum of 1.
+            labeller: see the class.
+            law: the rest, as there.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -150,12 +141,7 @@ class Generator:
             record_shape=tuple(record_shape),
             shares=tuple(float(share) / total for share in shares),
             labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
-            low=low,
-            high=high,
-            tries=tries,
-            temperature=temperature,
-            schema=schema,
-            chosen_labels=chosen_labels,
+            **law,
         )
 
     def on(self, device: torch.device) -> Generator:
@@ -181,14 +167,9 @@ class Generator:
         return replace(self, facts=dict(facts))
 
     def sample(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Draws labelled records. Free: nobody is asked, nothing is spent.
+        """Draws n labelled records (n, ...) float32 and their classes (n,) int64. Free: nobody is asked.
 
-        Args:
-            rows: n.
-            seed: the same seed gives the same records, and more rows begin with the same ones.
-
-        Returns:
-            Records (n, ...) float32 and their classes (n,) int64.
+        The same seed gives the same records, and more rows begin with the same ones.
 
         Raises:
             InvalidValue: rows is out of range.
@@ -197,26 +178,12 @@ class Generator:
         return records, labels
 
     def sample_soft(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """The records of `sample` with what is known of their classes.
-
-        Args:
-            rows: n.
-            seed: see `sample`.
-
-        Returns:
-            Records (n, ...) and probabilities of the classes (n, C): the labeller's, or 1 for the class drawn.
-        """
+        """Records as of `sample`, and probabilities of the classes (n, C): the labeller's, or 1 of the class drawn."""
         records, _, probabilities = self.draw(rows, seed)
         return records, probabilities
 
     def batches(self, rows: int, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
-        """Labelled batches, shuffled anew in each pass: a source for `DomainAdaptation.fit`.
-
-        Args:
-            rows: records that are drawn, once.
-            batch_size: of each batch.
-            seed: of the draw, and of the order.
-        """
+        """Labelled batches of rows drawn once, shuffled anew in each pass: a source for `DomainAdaptation.fit`."""
         return source_loader(Labelled(*self.sample(rows, seed)), batch_size=batch_size, seed=seed)
 
     def draw(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,7 +218,7 @@ class Generator:
         return torch.cat(records), torch.cat(classes), torch.cat(probabilities)
 
     def _made(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Records of these latents (b, k) and classes (b,), and their scores; without a labeller the one-hot classes."""
+        """Records of these latents (b, k) and classes (b,), and scores; without a labeller one-hot classes."""
         kinds = functional.one_hot(labels, self.classes).float()
         made = self.decoder.features(torch.cat([z, kinds], dim=1)).cpu().reshape(-1, *self.record_shape)
         if self.low is not None or self.high is not None:
@@ -272,18 +239,8 @@ class Generator:
         for name, part in parts.items():
             metadata[name] = part.graph.to_bytes().decode("ascii")
             tensors |= {f"{name}.{key}": value.cpu().contiguous() for key, value in part.weights.items()}
-        metadata["law"] = json.dumps(
-            {
-                "record_shape": self.record_shape,
-                "shares": self.shares,
-                "low": self.low,
-                "high": self.high,
-                "tries": self.tries,
-                "temperature": self.temperature,
-                "schema": None if self.schema is None else self.schema.to_json(),
-                "chosen_labels": self.chosen_labels,
-            }
-        )
+        law = {name: getattr(self, name) for name in _LAW}
+        metadata["law"] = json.dumps(law | {"schema": None if self.schema is None else self.schema.to_json()})
         metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
         data, path = model_bytes(tensors, metadata), Path(path)
         certificate = "" if self.evidence is None else certified(path, self.evidence())(data)

@@ -21,7 +21,7 @@ from dpswd.public_client.replay.posterior import cosine
 
 _SLOPE = 0.2
 _MOMENTS = (0.9, 0.99)  # of Adam
-_KEPT_EVERY, _PREVIEWS = 100, 4
+_STORED_EVERY, _PREVIEWS = 100, 4
 
 
 class ImageNetwork(nn.Module):
@@ -98,10 +98,10 @@ def fit_network(
     fitting: Fitting,
     shown: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Fits the network, and leaves it for evaluation; asks nobody. Goes on where the fitting's store left off.
+    """Fits the network, on the fitting's device, and leaves it for evaluation; goes on where its store left off.
 
     Args:
-        network: on the fitting's device.
+        network: from latents.
         targets: of the blocks.
         updates: of Adam, each with images of its own seed.
         rate: at the start; it falls as a cosine.
@@ -130,7 +130,7 @@ def fit_network(
             optimizer.step()
             schedule.step()
             bar.advance(f"distance {float(loss.detach()):.4f}")
-            if fitting.store is not None and (update + 1) % _KEPT_EVERY == 0:
+            if fitting.store is not None and (update + 1) % _STORED_EVERY == 0:
                 state = {name: part.state_dict() for name, part in parts.items()}  # type: ignore[attr-defined]
                 fitting.store.write("fit", {"updates": update + 1, **state})
             if shown is not None and (update + 1) % max(1, updates // _PREVIEWS) == 0 and update + 1 < updates:

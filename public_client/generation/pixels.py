@@ -28,14 +28,7 @@ _TYPICAL = 0.9  # of the procedural images are not clipped
 
 
 class Waves(nn.Module):
-    """(cos, sin) of random directions, of norm 1/2; sin t = cos(t - pi/2).
-
-    Args:
-        shape: of an image.
-        low: black.
-        high: white.
-        directions: D, a third at each of `SCALES`.
-    """
+    """(cos, sin) of D random directions, a third at each of `SCALES`, of norm 1/2; sin t = cos(t - pi/2)."""
 
     def __init__(self, shape: tuple[int, ...], low: float, high: float, directions: int) -> None:
         super().__init__()
@@ -86,15 +79,7 @@ class Pairs(nn.Module):
 def public_axes(
     shape: tuple[int, int, int], *, low: float, high: float, count: int, power: float
 ) -> tuple[Tensor, Tensor]:
-    """Axes (k, values) of procedural images, each divided by a power of its variance, and their centre (values,).
-
-    Args:
-        shape: of an image.
-        low: black.
-        high: white.
-        count: k.
-        power: of an axis's variance.
-    """
+    """Axes (k, values) of procedural images, each divided by a power of its variance, and their centre (values,)."""
     pool = procedural(_POOL, shape, low=low, high=high, generator=torch.Generator().manual_seed(_SEED)).flatten(1)
     centre = pool.mean(dim=0)
     variances, vectors = principal(pool - centre, min(count, pool.shape[1] - 1))
@@ -103,14 +88,7 @@ def public_axes(
 
 
 class Joint(nn.Module):
-    """Three blocks beside each other, each by the root of its share: of norm 1/2 together.
-
-    Args:
-        seen: of norm 1/2.
-        waves: likewise.
-        pairs: at most that.
-        shares: of the squared norm.
-    """
+    """Three blocks of norm 1/2 at most beside each other, each by the root of its share of the squared norm."""
 
     def __init__(self, seen: nn.Module, waves: nn.Module, pairs: nn.Module, shares: tuple[float, float, float]) -> None:
         super().__init__()

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -124,14 +125,7 @@ class Replayed(StatisticsGeneration):
     def fitted(
         self, statistics: ClassSums, features: Joint, shape: tuple[int, int, int], fitting: Fitting
     ) -> Generator:
-        """A generator of what was released; asks nobody.
-
-        Args:
-            statistics: the release.
-            features: that it is of.
-            shape: of an image.
-            fitting: how.
-        """
+        """A generator of what was released, of these features of images of this shape; asks nobody."""
         features = features.to(fitting.device)
         with torch.no_grad():
             width = features.seen(torch.full((1, *shape), self.low, device=fitting.device)).shape[1]
@@ -144,16 +138,9 @@ class Replayed(StatisticsGeneration):
 
         def made(trained: nn.Module) -> Generator:
             return Generator.of(
-                copy.deepcopy(trained),
-                latent=self.latent,
-                record_shape=shape,
-                shares=laws.shares,
-                labeller=labeller,
-                low=self.low,
-                high=self.high,
-                tries=self.tries,
-                temperature=self.temperature,
-            )
+                copy.deepcopy(trained), latent=self.latent, record_shape=shape, shares=laws.shares, labeller=labeller,
+                low=self.low, high=self.high, tries=self.tries, temperature=self.temperature,
+            )  # fmt: skip
 
         preview = fitting.preview
         fit_network(
@@ -181,36 +168,31 @@ class Replayed(StatisticsGeneration):
         classes, sizes = len(shares), torch.from_numpy(shares * statistics.records)
         means = torch.from_numpy(statistics.features + statistics.total / classes) / sizes[:, None]
         variance = (statistics.feature_variance + statistics.total_variance / classes**2) / sizes.square()
-        weights = torch.from_numpy((shares * classes) ** 2).float().to(device)
+        weights, root = torch.from_numpy((shares * classes) ** 2), features.roots[0]
         each = max(_LEAST_OF_A_CLASS, -(-self.images // classes))
         looked = min(each, max(2, -(-self.looked // classes)))
 
-        def target(block: slice, some: int, compute: nn.Module | Any) -> Target:
-            own = means[:, block].float().to(device)
-            noise = (variance * own.shape[1]).float().to(device)
-            return Target(lambda x: compute(x) / RECORD_NORM, own, noise, weights, some)
+        def target(own: Tensor, images: int, compute: Callable[[Tensor], Tensor]) -> Target:
+            values = (own, variance * own.shape[1], weights)
+            return Target(lambda x: compute(x) / RECORD_NORM, *(value.float().to(device) for value in values), images)
 
-        root = features.roots[0]
         return (
-            target(slice(0, width), looked, lambda x: features.seen(x) * root),
-            target(slice(width, None), each, features.pixels),
+            target(means[:, :width], looked, lambda x: features.seen(x) * root),
+            target(means[:, width:], each, features.pixels),
         )
 
 
-def _first(statistics: ClassSums, width: int, share: float) -> ClassSums:
+def _first(released: ClassSums, width: int, share: float) -> ClassSums:
     """What was released of the first features, each of the root of the share, as features of norm 1."""
     root = math.sqrt(share)
-    moments = None if statistics.moments is None else statistics.moments[:width, :width] / share
-    return ClassSums(
-        statistics.counts,
-        statistics.features[:, :width] / root,
-        statistics.total[:width] / root,
-        moments,
-        statistics.records,
-        statistics.count_variance,
-        statistics.feature_variance / share,
-        statistics.total_variance / share,
-        statistics.moment_variance / share**2,
+    return replace(
+        released,
+        features=released.features[:, :width] / root,
+        total=released.total[:width] / root,
+        moments=None if released.moments is None else released.moments[:width, :width] / share,
+        feature_variance=released.feature_variance / share,
+        total_variance=released.total_variance / share,
+        moment_variance=released.moment_variance / share**2,
     )
 
 
