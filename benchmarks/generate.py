@@ -2,7 +2,7 @@
 
     python -m benchmarks.generate run --data-dir ../shared/data --fashion-dir /usr/share/datasets/fashion-mnist
     python -m benchmarks.generate summary
-    python -m benchmarks.generate run --held-out --set matching=0 ...      # how settings are chosen
+    python -m benchmarks.generate run --held-out --set updates=500 ...      # how settings are chosen
 
 needs mnist.npz in the first folder and the four idx files of Debian's dataset-fashion-mnist in the second. The training
 half is the hospital's; a run fits the generator to one release, draws 60,000 records, trains logistic regression, MLP
@@ -15,7 +15,6 @@ repeated; --only "fashion 1" makes one setting's alone. Processes side by side n
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import gzip
 import itertools
@@ -23,6 +22,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from dpswd.public_client.cli.options import key_values
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.generation.replayed import Replayed
 from dpswd.public_client.generation.scattering import computed
 from dpswd.public_client.training.run import Release
@@ -47,26 +48,29 @@ HELD_OUT_RESULTS = RESULTS.with_name("generate-held-out.json")
 HELD_OUT = 10_000
 CACHE = Path.home() / ".cache" / "dpswd-benchmarks"
 DELTA, ROWS = 1e-5, 60_000
+AGREEING = 2_000
+"""Rows of which it is seen whether the discriminant gives them the class that was asked for."""
 EPSILONS, SEEDS = (1.0, 0.2, 10.0), (0, 1, 2)
+IMAGES = 10_000
+"""Whose distance to real ones is taken."""
 EPOCHS, BATCH, PEAK = 10, 100, 3e-3
 """Of each classifier: Adam under a one-cycle schedule, cross-entropy with the rows' probabilities."""
 
 
 class Cached(Replayed):
-    """The method with its features computed up to their last layer: a release of 60,000 images then takes seconds."""
+    """The method whose records are their features already: a release of 60,000 images then takes seconds."""
 
     def features(self, description: Any) -> nn.Module:  # noqa: ARG002 - the method's signature
-        return nn.Sequential(nn.Flatten(), whole(self)[-1]).eval()
+        return nn.Flatten().eval()
 
     def fit(self, run: Release, features: nn.Module, fitting: Fitting) -> Generator:  # noqa: ARG002 - the same
-        released, shape = self.read(run, fitting), _Shape.record_shape
-        return self.fitted(released, whole(self), shape, seed=fitting.seed, device=fitting.device)
+        return self.fitted(self.read(run, fitting), whole(self), _Shape.record_shape, fitting)
 
 
-def whole(method: Replayed) -> nn.Sequential:
+def whole(method: Replayed) -> Joint:
     """The features of 28 x 28 images."""
     features = Replayed.features(method, _Shape())
-    assert isinstance(features, nn.Sequential)
+    assert isinstance(features, Joint)
     return features
 
 
@@ -139,15 +143,22 @@ def _idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def projected(method: Replayed, images: Tensor, path: Path, device: torch.device) -> npt.NDArray[np.float32]:
-    """Features (n, d) before they are brought to one norm; kept in the cache."""
+    """Features (n, d) of norm 1/2; kept in the cache."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.npy")
-        linear = copy.deepcopy(whole(method)[:-1]).to(device)
-        np.save(fresh, torch.cat([computed(linear, part.to(device)).cpu() for part in images.split(10_000)]).numpy())
+        joint = whole(method).to(device)
+        np.save(fresh, torch.cat([computed(joint, part.to(device)).cpu() for part in images.split(10_000)]).numpy())
         fresh.replace(path)
     values: npt.NDArray[np.float32] = np.load(path)
     return values
+
+
+def cache_of(name: str, method: Replayed, images: Tensor, arguments: argparse.Namespace) -> Path:
+    """Where the features of a data set's images are kept."""
+    sizes = "-".join(f"{size:g}" for size in (method.axes, method.power, method.waves, method.coordinates))
+    path: Path = arguments.cache / f"generate-{name}-{len(images)}-{sizes}.npy"
+    return path
 
 
 def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -156,9 +167,7 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
     images, labels = held["train"]
     tests, answers = held["test"]
     method, device = chosen(arguments), resolve_device(arguments.device)
-    own = projected(
-        method, images, arguments.cache / f"generate-{name}-{len(images)}-{method.axes}-{method.power}.npy", device
-    )
+    own = projected(method, images, cache_of(name, method, images, arguments), device)
     fields = {key: value for key, value in method.to_json().items() if key != "name"}
     curator = HeldRecords(Site(own[:, None, None, :], labels), classes=10, delta=DELTA, seed=seed)
     plan, _ = plan_generator(curator, Cached(**fields), epsilon=epsilon)
@@ -166,24 +175,44 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
     generator = generate(curator, plan, seed=seed, device=arguments.device, progress=False)
     fit_seconds = time.monotonic() - begun
     begun = time.monotonic()
-    x, p = generator.sample_soft(ROWS, seed)
+    x, y, p = generator.draw(ROWS, seed)
     draw_seconds = time.monotonic() - begun
+    assert generator.labeller is not None
+    once = replace(generator, tries=1)
+    asked = replace(once, labeller=None).sample(AGREEING, seed)[1]
     accuracies: dict[str, Any] = {}
-    for kind, model in classifiers().items():
+    hard = nn.functional.one_hot(y, p.shape[1]).float()
+    for (kind, model), (label, chances) in itertools.product(classifiers().items(), (("", p), (", labels", hard))):
         torch.manual_seed(seed)
         for layer in model.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
         # A small dense network of small batches is no faster on a GPU.
         where = device if kind == "CNN" else torch.device("cpu")
-        accuracies[kind] = accuracy(trained(model, x, p, where), tests, answers)
-    assert generator.labeller is not None
+        accuracies[kind + label] = accuracy(trained(model, x, chances, where), tests, answers)
     accuracies["the release's discriminant"] = accuracy(generator.labeller.features, tests, answers)
     return {
         "data": name, "epsilon": epsilon, "seed": seed, "delta": DELTA, "rows": ROWS, "method": method.to_json(),
         "priced": curator.charges[0].epsilon, "device": device.type,
         "fit_seconds": round(fit_seconds, 1), "draw_seconds": round(draw_seconds, 1), "accuracy": accuracies,
+        "frechet": round(distance(name, x[:IMAGES], tests, arguments), 3),
+        "agreeing": 100.0 * float((generator.sample(AGREEING, seed)[1] == asked).double().mean()),
     }  # fmt: skip
+
+
+FIGURES = {
+    "cnn": "CNN", "mlp": "MLP", "logistic": "logistic regression", "frechet": "frechet", "agreeing": "agreeing",
+    "cnn labels": "CNN, labels", "mlp labels": "MLP, labels", "logistic labels": "logistic regression, labels",
+}  # fmt: skip
+"""Of the summary, and where a run holds them."""
+
+
+def distance(name: str, drawn: Tensor, tests: Tensor, arguments: argparse.Namespace) -> float:
+    """The Fréchet distance of `benchmarks.generate_fid` to real images."""
+    from benchmarks import generate_fid
+
+    network = generate_fid.public_network(name, arguments)
+    return generate_fid.frechet(generate_fid.features(network, drawn), generate_fid.features(network, tests))
 
 
 def chosen(arguments: argparse.Namespace) -> Replayed:
@@ -194,33 +223,44 @@ def chosen(arguments: argparse.Namespace) -> Replayed:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean CNN accuracies of the default, by data and epsilon, over all seeds on file."""
+    """Means of the default over all seeds on file: by data, epsilon and figure."""
     means = {}
     default = Replayed(low=0.0, high=1.0).to_json()
     runs = [one for one in runs if one["method"] == default]
-    for name in ("mnist", "fashion"):
-        for epsilon in EPSILONS:
-            own = [one["accuracy"]["CNN"] for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
+    for name, epsilon in itertools.product(("mnist", "fashion"), EPSILONS):
+        for figure, key in FIGURES.items():
+            own = [_figure(one, key) for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
             if own:
-                means[f"{name} {epsilon:g}"] = round(float(np.mean(own)), 2)
+                means[f"{name} {epsilon:g} {figure}"] = round(float(np.mean(own)), 2)
     return means
 
 
+def _figure(one: dict[str, Any], key: str) -> float:
+    value: float = one[key] if key in one else one["accuracy"][key]
+    return value
+
+
 def table(runs: list[dict[str, Any]]) -> str:
-    """Of the runs on file, in Markdown."""
-    kinds = ("CNN", "MLP", "logistic regression", "the release's discriminant")
+    """Of the runs on file, in Markdown: by probabilities, and by labels alone."""
+    heads = ("CNN", "MLP", "logistic regression", "the release's discriminant")
     lines = [
-        f"| data | epsilon | matching | {' | '.join(kinds)} |",
-        "|---|---|---|" + "---|" * len(kinds),
+        f"| data | epsilon | seeds | {' | '.join(heads)} | class as asked | Fréchet distance |",
+        "|---|---|---|" + "---|" * (len(heads) + 2),
     ]
     for name, epsilon in itertools.product(("mnist", "fashion"), EPSILONS):
-        for steps in sorted({one["method"]["matching"] for one in runs}, reverse=True):
-            key = (name, epsilon, steps)
-            own = [one for one in runs if (one["data"], one["epsilon"], one["method"]["matching"]) == key]
-            if own:
-                cells = [records.mean_and_deviation([one["accuracy"][kind] for one in own]) for kind in kinds]
-                lines.append(f"| {name} | {epsilon:g} | {steps} | {' | '.join(cells)} |")
+        if own := [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]:
+            cells = [_cell(own, kind) for kind in heads]
+            cells += [_cell(own, "agreeing"), _cell(own, "frechet")]
+            lines.append(f"| {name} | {epsilon:g} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(runs: list[dict[str, Any]], key: str) -> str:
+    text = records.mean_and_deviation([_figure(one, key) for one in runs])
+    hard = f"{key}, labels"
+    if hard in runs[0]["accuracy"]:
+        text += f" ({np.mean([_figure(one, hard) for one in runs]):.1f})"
+    return text
 
 
 def main() -> None:

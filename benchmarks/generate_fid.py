@@ -9,8 +9,8 @@ features are the 100 numbers before the last layer. The distance between two set
 laws with their means and covariances (Heusel and others, 2017). It is **no Inception FID** and comparable to no
 published one; the floor is the distance of the first 10,000 real training images to the 10,000 test images.
 
---methods names what is fitted to MNIST or Fashion-MNIST: `gaussian`, `dp-merf` as in the short runs, and `replayed`
-without rows by rule, which look like no record; --matching gives its steps.
+--methods names what is fitted to MNIST or Fashion-MNIST: `gaussian`, and `dp-merf` as in the short runs. Those of
+`replayed` stand in the runs of `benchmarks.generate`, which take them of the same rows.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import records
-from benchmarks.generate import CACHE, Cached, data, projected
-from benchmarks.generate_published import BATCH, DELTA, EPOCHS, SHORT, cnn, fitted
-from benchmarks.labelled import HeldRecords, Site
+from benchmarks.generate import data
+from benchmarks.generate_published import BATCH, EPOCHS, SHORT, cnn, fitted
 from dpswd.public_client.generation import generation_kinds
-from dpswd.public_client.generation.generating import generate, plan_generator
-from dpswd.public_client.generation.replayed import Replayed
 
 RESULTS = Path(__file__).parent / "results" / "generate-fid.json"
 IMAGES, EPSILONS = 10_000, (10.0, 1.0, 0.2)
 PUBLIC = {"mnist": "USPS", "fashion": "MNIST"}
 """What the network was trained on, by data."""
 FLOOR = "real training images"
-METHODS = ("gaussian", "dp-merf", Replayed.name)
+METHODS = ("gaussian", "dp-merf")
 
 
 def frechet(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
@@ -83,22 +80,15 @@ def features(network: nn.Sequential, images: Tensor) -> npt.NDArray[np.float64]:
     return activations
 
 
-def drawn(name: str, method: str, epsilon: float, seed: int, held: Any, arguments: argparse.Namespace) -> Tensor:
+def drawn(method: str, epsilon: float, seed: int, held: Any) -> Tensor:
     """Images (n, 1, 28, 28) in [0, 1] of a generator that is fitted to the hospital's."""
     images, labels = held["train"]
-    if method != Replayed.name:
-        settings, steps = SHORT[method]
-        made = fitted(
-            generation_kinds()[method](**settings), images.numpy() * 2.0 - 1.0, labels,
-            epsilon=epsilon, steps=steps, seed=seed,
-        )  # fmt: skip
-        return made.sample(IMAGES, seed=seed + 1)[0] * 0.5 + 0.5
-    own = Cached(low=0.0, high=1.0, by_rule=0.0, matching=arguments.matching)
-    path = arguments.cache / f"generate-{name}-{len(images)}-{own.axes}-{own.power}.npy"
-    values = projected(own, images, path, torch.device("cpu"))
-    curator = HeldRecords(Site(values[:, None, None, :], labels), classes=10, delta=DELTA, seed=seed)
-    plan, _ = plan_generator(curator, own, epsilon=epsilon)
-    return generate(curator, plan, seed=seed, device="cpu", progress=False).sample(IMAGES, seed)[0]
+    settings, steps = SHORT[method]
+    made = fitted(
+        generation_kinds()[method](**settings), images.numpy() * 2.0 - 1.0, labels,
+        epsilon=epsilon, steps=steps, seed=seed,
+    )  # fmt: skip
+    return made.sample(IMAGES, seed=seed + 1)[0] * 0.5 + 0.5
 
 
 def jobs(arguments: argparse.Namespace) -> Iterator[records.Job]:
@@ -115,10 +105,9 @@ def jobs(arguments: argparse.Namespace) -> Iterator[records.Job]:
             functools.partial(away, lambda held=held: held["train"][0][:IMAGES]),
         )
         for method, epsilon, seed in itertools.product(arguments.methods, arguments.epsilons, arguments.seeds):
-            settings = dict(SHORT[method][0]) if method in SHORT else {"matching": arguments.matching}
-            images = functools.partial(drawn, name, method, epsilon, seed, held, arguments)
+            images = functools.partial(drawn, method, epsilon, seed, held)
             yield (
-                own | {"method": method, "epsilon": epsilon, "seed": seed, **settings},
+                own | {"method": method, "epsilon": epsilon, "seed": seed, **SHORT[method][0]},
                 functools.partial(away, images),
             )
 
@@ -137,17 +126,16 @@ def table(runs: list[dict[str, Any]]) -> str:
     ]
     heads = " | ".join(f"{name} {epsilon:g}" for name, epsilon in columns)
     lines = [f"| images | {heads} |", "|---|" + "---|" * len(columns)]
-    for method, matching in {(one["method"], one.get("matching")): None for one in runs}:
+    for method in dict.fromkeys(one["method"] for one in runs):
         cells = []
         for name, epsilon in columns:
             own = [
                 one["distance"]
                 for one in runs
-                if (one["data"], one["method"], one.get("matching")) == (name, method, matching)
-                and one["epsilon"] in (None, epsilon)
+                if (one["data"], one["method"]) == (name, method) and one["epsilon"] in (None, epsilon)
             ]
             cells.append(f"{own[0]:.2f}" if own else "")
-        lines.append(f"| {method}{'' if matching is None else f', matching {matching}'} | {' | '.join(cells)} |")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -159,9 +147,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=tuple(PUBLIC), default=tuple(PUBLIC))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
-    parser.add_argument("--matching", type=int, default=0)
     records.options(parser, RESULTS, seeds=(0,))
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where features are kept")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "run":

@@ -30,10 +30,7 @@ from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.evidence.certificate import certified
 from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.extractor.tracing import trace
-from dpswd.public_client.generation.matching import Matching
-from dpswd.public_client.generation.procedural import procedural
 from dpswd.public_client.generation.schema import Schema
-from dpswd.public_client.generation.variation import varied
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.files import write_public
@@ -42,14 +39,15 @@ from dpswd.shared.models.model_file import json_object, model_bytes, read_model_
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 
-FORMAT = "dpswd-generator-2"
+FORMAT = "dpswd-generator-3"
 MAX_ROWS = 1_000_000
 """Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
-MAX_STEPS = 1000
-"""Of matching: a file that asks for more would draw for days."""
+MAX_TRIES = 100
+"""Of a row: a file that asks for more would draw for days."""
 _MAX_FACTS_CHARACTERS = 1_000_000
 _AT_A_TIME = 1000  # records; what is drawn does not depend on it
-_DECODER, _LABELLER, _LAW, _FEATURES = "decoder", "labeller", "matching_law", "matching_features"
+_DECODER, _LABELLER = "decoder", "labeller"
+_LAW = ("record_shape", "shares", "low", "high", "tries", "temperature", "chosen_labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +61,8 @@ class Generator:
         labeller: records to C scores, by which a drawn record is labelled; None: by the class that it was drawn for.
         low: least value of a record; None: any.
         high: largest.
-        by_rule: share of the rows that are procedural images (`procedural`), labelled by the labeller.
-        varied: decoded images are changed by rule (`variation`) before they are labelled.
+        tries: draws of a row, at most, until the labeller's likeliest class is the one that it was drawn for.
         temperature: scores are divided by it before they become probabilities.
-        matching: moves decoded images until their features are those that were drawn; None: as decoded.
         schema: of a table's columns: drawn values are brought to what it allows.
         chosen_labels: a row's label is the labeller's likeliest class; False: one drawn with its probabilities.
         facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
@@ -79,10 +75,8 @@ class Generator:
     labeller: Extractor | None = None
     low: float | None = None
     high: float | None = None
-    by_rule: float = 0.0
-    varied: bool = False
+    tries: int = 1
     temperature: float = 1.0
-    matching: Matching | None = None
     schema: Schema | None = None
     chosen_labels: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -104,22 +98,12 @@ class Generator:
                     f"the labeller takes {graph.input_shape} and gives {graph.feature_dimension} scores; needed are "
                     f"{self.record_shape} and {classes}"
                 )
-        if not 0.0 <= self.by_rule <= 1.0:
-            raise InvalidValue(f"by_rule is {self.by_rule}; allowed are 0 to 1")
+        if not 1 <= self.tries <= (MAX_TRIES if self.labeller is not None and self.chosen_labels else 1):
+            raise InvalidValue(f"tries is {self.tries}; allowed are 1, and where a labeller chooses up to {MAX_TRIES}")
         if not (math.isfinite(self.temperature) and self.temperature > 0.0):
             raise InvalidValue(f"the temperature is {self.temperature}; it must be positive and finite")
-        if self.matching is not None:
-            law, features = self.matching.law.graph, self.matching.features.graph
-            if (law.input_shape, features.input_shape) != (taken, self.record_shape) or None in (self.low, self.high):
-                raise InvalidValue(
-                    f"what is matched is drawn from {law.input_shape} for records {features.input_shape}; needed are "
-                    f"{taken} and {self.record_shape}, with a least and a largest value"
-                )
         if self.schema is not None and self.record_shape != (len(self.schema.columns),):
             raise InvalidValue(f"the schema has {len(self.schema.columns)} columns for records of {self.record_shape}")
-        by_rule = self.by_rule or self.varied
-        if by_rule and (self.labeller is None or len(self.record_shape) != 3 or None in (self.low, self.high)):
-            raise InvalidValue("rows by rule need images (c, h, w) with a least and a largest value, and a labeller")
 
     @classmethod
     def of(
@@ -130,31 +114,17 @@ class Generator:
         record_shape: tuple[int, ...],
         shares: npt.NDArray[np.float64] | tuple[float, ...],
         labeller: nn.Module | None = None,
-        low: float | None = None,
-        high: float | None = None,
-        by_rule: float = 0.0,
-        varied: bool = False,
-        temperature: float = 1.0,
-        matching: tuple[nn.Module, nn.Module, int] | None = None,
-        schema: Schema | None = None,
-        chosen_labels: bool = True,
+        **law: Any,
     ) -> Generator:
         """From modules in evaluation mode, which are traced.
 
         Args:
-            decoder: (b, latent + C) to (b, values).
+            decoder: (b, latent + C) to (b, values), see the class.
             latent: k.
             record_shape: of one record.
-            shares: see `Generator`, as are the rest.
-            labeller: see `Generator`.
-            low: see `Generator`.
-            high: see `Generator`.
-            by_rule: see `Generator`.
-            varied: see `Generator`.
-            temperature: see `Generator`.
-            matching: law, features and steps of a `Matching`.
-            schema: see `Generator`.
-            chosen_labels: see `Generator`.
+            shares: (C,) of the classes; brought to the sum of 1.
+            labeller: see the class.
+            law: the rest, as there.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -171,18 +141,7 @@ class Generator:
             record_shape=tuple(record_shape),
             shares=tuple(float(share) / total for share in shares),
             labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
-            low=low,
-            high=high,
-            by_rule=by_rule,
-            varied=varied,
-            temperature=temperature,
-            schema=schema,
-            chosen_labels=chosen_labels,
-            matching=None
-            if matching is None
-            else Matching(
-                rebuilt(matching[0], (latent + len(shares),)), rebuilt(matching[1], tuple(record_shape)), matching[2]
-            ),
+            **law,
         )
 
     def on(self, device: torch.device) -> Generator:
@@ -191,7 +150,6 @@ class Generator:
             self,
             decoder=self.decoder.on(device),
             labeller=None if self.labeller is None else self.labeller.on(device),
-            matching=None if self.matching is None else self.matching.on(device),
         )
 
     @property
@@ -209,14 +167,9 @@ class Generator:
         return replace(self, facts=dict(facts))
 
     def sample(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Draws labelled records. Free: nobody is asked, nothing is spent.
+        """Draws n labelled records (n, ...) float32 and their classes (n,) int64. Free: nobody is asked.
 
-        Args:
-            rows: n.
-            seed: the same seed gives the same records, and more rows begin with the same ones.
-
-        Returns:
-            Records (n, ...) float32 and their classes (n,) int64.
+        The same seed gives the same records, and more rows begin with the same ones.
 
         Raises:
             InvalidValue: rows is out of range.
@@ -225,26 +178,12 @@ class Generator:
         return records, labels
 
     def sample_soft(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """The records of `sample` with what is known of their classes.
-
-        Args:
-            rows: n.
-            seed: see `sample`.
-
-        Returns:
-            Records (n, ...) and probabilities of the classes (n, C): the labeller's, or 1 for the class drawn.
-        """
+        """Records as of `sample`, and probabilities of the classes (n, C): the labeller's, or 1 of the class drawn."""
         records, _, probabilities = self.draw(rows, seed)
         return records, probabilities
 
     def batches(self, rows: int, *, batch_size: int = 128, seed: int = 0) -> DataLoader[tuple[Tensor, Tensor]]:
-        """Labelled batches, shuffled anew in each pass: a source for `DomainAdaptation.fit`.
-
-        Args:
-            rows: records that are drawn, once.
-            batch_size: of each batch.
-            seed: of the draw, and of the order.
-        """
+        """Labelled batches of rows drawn once, shuffled anew in each pass: a source for `DomainAdaptation.fit`."""
         return source_loader(Labelled(*self.sample(rows, seed)), batch_size=batch_size, seed=seed)
 
     def draw(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -257,51 +196,36 @@ class Generator:
             for part, start in enumerate(range(0, rows, _AT_A_TIME)):
                 # Each part from its own generator: what a row is does not depend on how many are asked for.
                 own = torch.Generator().manual_seed((seed * 1_000_003 + part) % 2**63)
-                labels = torch.multinomial(chance, _AT_A_TIME, replacement=True, generator=own)
-                z = torch.randn((_AT_A_TIME, self.latent), generator=own)
-                count, ruled = min(_AT_A_TIME, rows - start), round(self.by_rule * _AT_A_TIME)
-                # Which places rows by rule take is drawn at random, so that any number of rows holds about their share.
-                places = torch.randperm(_AT_A_TIME, generator=own)[:ruled]
-                latents = torch.cat([z, functional.one_hot(labels, self.classes).float()], dim=1)
-                made = self.decoder.features(latents).cpu().reshape(_AT_A_TIME, *self.record_shape)
-                if self.matching is not None:
-                    own_rows = torch.ones(_AT_A_TIME, dtype=torch.bool)
-                    own_rows[places], own_rows[count:] = False, False
-                    made[own_rows] = self.matching.matched(
-                        made[own_rows], latents[own_rows], low=self._low, high=self._high
-                    ).cpu()
-                if self.varied:
-                    made = varied(made, low=self._low, high=self._high, generator=own)
-                if ruled:
-                    made[places] = self._ruled(ruled, own)
-                if self.low is not None or self.high is not None:
-                    made = made.clamp(min=self.low, max=self.high)
-                if self.schema is not None:
-                    made = self.schema.snapped(made)
+                count = min(_AT_A_TIME, rows - start)
+                asked = torch.multinomial(chance, _AT_A_TIME, replacement=True, generator=own)[:count]
+                made, scores = torch.empty(count, *self.record_shape), torch.empty(count, self.classes)
+                left = torch.arange(count)
+                for _ in range(self.tries):
+                    # For every row: what a row's next draw is does not depend on how the others went.
+                    z = torch.randn((_AT_A_TIME, self.latent), generator=own)[left]
+                    made[left], scores[left] = self._made(z, asked[left])
+                    left = left[scores[left].argmax(dim=1) != asked[left]]
+                    if not len(left):
+                        break
                 if self.labeller is None:
-                    likely = functional.one_hot(labels, self.classes)[:count].float()
+                    labels, likely = asked, scores
                 else:
-                    scores = self.labeller.features(made[:count]).cpu()
                     likely = torch.softmax(scores / self.temperature, dim=1)
                     labels = scores.argmax(dim=1) if self.chosen_labels else _drawn_of(likely, own)
-                records.append(made[:count])
-                classes.append(labels[:count])
+                records.append(made)
+                classes.append(labels)
                 probabilities.append(likely)
         return torch.cat(records), torch.cat(classes), torch.cat(probabilities)
 
-    @property
-    def _low(self) -> float:
-        assert self.low is not None, "checked when it was made"
-        return self.low
-
-    @property
-    def _high(self) -> float:
-        assert self.high is not None, "checked when it was made"
-        return self.high
-
-    def _ruled(self, count: int, own: torch.Generator) -> Tensor:
-        channels, height, width = self.record_shape
-        return procedural(count, (channels, height, width), low=self._low, high=self._high, generator=own)
+    def _made(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Records of these latents (b, k) and classes (b,), and scores; without a labeller one-hot classes."""
+        kinds = functional.one_hot(labels, self.classes).float()
+        made = self.decoder.features(torch.cat([z, kinds], dim=1)).cpu().reshape(-1, *self.record_shape)
+        if self.low is not None or self.high is not None:
+            made = made.clamp(min=self.low, max=self.high)
+        if self.schema is not None:
+            made = self.schema.snapped(made)
+        return made, kinds if self.labeller is None else self.labeller.features(made).cpu()
 
     def save(self, path: str | Path) -> None:
         """Writes the generator to one file, whole or not at all, with its certificate in it and beside it.
@@ -310,27 +234,13 @@ class Generator:
             path: the file, safetensors.
         """
         parts = {_DECODER: self.decoder} | ({} if self.labeller is None else {_LABELLER: self.labeller})
-        if self.matching is not None:
-            parts |= {_LAW: self.matching.law, _FEATURES: self.matching.features}
         tensors: dict[str, Tensor] = {}
         metadata = {"format": FORMAT}
         for name, part in parts.items():
             metadata[name] = part.graph.to_bytes().decode("ascii")
             tensors |= {f"{name}.{key}": value.cpu().contiguous() for key, value in part.weights.items()}
-        metadata["law"] = json.dumps(
-            {
-                "record_shape": self.record_shape,
-                "shares": self.shares,
-                "low": self.low,
-                "high": self.high,
-                "by_rule": self.by_rule,
-                "varied": self.varied,
-                "temperature": self.temperature,
-                "schema": None if self.schema is None else self.schema.to_json(),
-                "chosen_labels": self.chosen_labels,
-                "matching": 0 if self.matching is None else self.matching.steps,
-            }
-        )
+        law = {name: getattr(self, name) for name in _LAW}
+        metadata["law"] = json.dumps(law | {"schema": None if self.schema is None else self.schema.to_json()})
         metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
         data, path = model_bytes(tensors, metadata), Path(path)
         certificate = "" if self.evidence is None else certified(path, self.evidence())(data)
@@ -369,12 +279,6 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
     def bound(name: str) -> float | None:
         return None if law[name] is None else float(law[name])
 
-    matching = None
-    if steps := int(law["matching"]):
-        if not 0 < steps <= MAX_STEPS:
-            raise InvalidValue(f"it takes {steps} steps of matching; allowed are 1 to {MAX_STEPS}")
-        law_graph, features = (rebuilt(part, metadata, tensors, device) for part in (_LAW, _FEATURES))
-        matching = Matching(law_graph, features, steps)
     return Generator(
         decoder=rebuilt(_DECODER, metadata, tensors, device),
         record_shape=tuple(int(side) for side in law["record_shape"]),
@@ -382,10 +286,8 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
         labeller=rebuilt(_LABELLER, metadata, tensors, device) if _LABELLER in metadata else None,
         low=bound("low"),
         high=bound("high"),
-        by_rule=float(law["by_rule"]),
-        varied=bool(law["varied"]),
+        tries=int(law["tries"]),
         temperature=float(law["temperature"]),
-        matching=matching,
         schema=None if law["schema"] is None else Schema.from_json(law["schema"]),
         chosen_labels=bool(law["chosen_labels"]),
         facts=json_object("facts", metadata["facts"], most=_MAX_FACTS_CHARACTERS),

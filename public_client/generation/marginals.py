@@ -23,16 +23,13 @@ _DRAWN = 2000
 def marginals(
     generator: Generator, statistics: ClassSums, features: Callable[[Tensor], Tensor], *, seed: int
 ) -> list[dict[str, Any]]:
-    """The table, in plain values.
+    """Of each class and figure: class, what, released, deviation of the noise on it, drawn.
 
     Args:
         generator: fitted to it.
         statistics: what was released.
         features: records (n, ...) to features u (n, d) on the release's scale, |u| <= 1.
         seed: of the draw.
-
-    Returns:
-        For each class and figure: class, what, released, deviation of the noise on it, drawn.
     """
     records, labels = generator.sample(_DRAWN, seed)
     u, y = features(records).numpy(), labels.numpy()
@@ -53,10 +50,5 @@ def marginals(
 
 
 def _row(c: int, what: str, released: float, deviation: float, drawn: float) -> dict[str, Any]:
-    return {
-        "class": c,
-        "what": what,
-        "released": released,
-        "deviation": float(deviation),
-        "drawn": None if np.isnan(drawn) else drawn,
-    }
+    shown = None if np.isnan(drawn) else drawn
+    return {"class": c, "what": what, "released": released, "deviation": float(deviation), "drawn": shown}

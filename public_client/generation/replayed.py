@@ -1,19 +1,14 @@
 """One release, replayed: class statistics of public features, and a generator that is fitted to them for free.
 
 The hospital releases once, with the whole epsilon: class counts, class sums and second moments of public features of
-its labelled records. From there on everything is post-processing:
+its labelled records (`pixels.Joint`): of their shapes, by a scattering, and of their pixels. From there on everything
+is post-processing:
 
-* the classes' normal laws in the features, each number shrunk by the known noise on it, and their linear discriminant
-  (`dpswd.public_client.methods.statistics_head`);
-* a decoder from features back to images: one hidden layer of random units, whose output weights are the ridge
-  regression of procedural images on their features. It has never seen a record; what makes a drawn image look like the
-  hospital's is the law from which its features are drawn;
-* labels by the discriminant, of the image as it was drawn: a blurred or odd image gets the label that the release
-  gives it, and not that of the class it was meant for. So whoever trains on the rows learns the discriminant, whatever
-  the rows look like, and a part of them may as well be procedural images (`by_rule`): they show the label of shapes
-  that the decoder never draws.
+* the classes' normal laws in the shapes' features, each number shrunk by the known noise on it, and their linear
+  discriminant (`dpswd.public_client.methods.statistics_head`): it labels whatever is drawn;
+* a small convolutional network, fitted until what it draws has the released class sums (`network`).
 
-No public image of the same kind is needed.
+An image whose label is not the class that it was drawn for is drawn again. No public image of the same kind is needed.
 """
 
 from __future__ import annotations
@@ -24,47 +19,48 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.generation.generator import MAX_STEPS, Generator
+from dpswd.public_client.generation.generator import MAX_TRIES, Generator
 from dpswd.public_client.generation.marginals import marginals
 from dpswd.public_client.generation.method import Fitting
-from dpswd.public_client.generation.procedural import procedural
+from dpswd.public_client.generation.network import ImageNetwork, Target, fit_network
+from dpswd.public_client.generation.pixels import Joint, Pairs, Waves, public_axes
 from dpswd.public_client.generation.scattering import OnSphere, computed, scattering_features
 from dpswd.public_client.generation.statistics import StatisticsGeneration
-from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of
-from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
+from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of, shares_of
+from dpswd.public_client.plans.recipe import not_counts, not_positive
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 
-_AT_A_TIME = 2000  # pool images; bounds memory
-_RIDGE = 1e-3
-"""Of the mean square of a hidden unit."""
-_SPREAD = 1.5
-"""Deviation of the hidden units' thresholds, in those of a feature."""
+SHARES = (0.4, 0.4, 0.2)
+"""Of the squared norm of a record: of its shapes, its waves and its pairs."""
 _LEAST_SIDE, _MOST_SIDE = 8, 64  # pixels; larger images need more axes than a release carries
+_LEAST_OF_A_CLASS = 8
+"""Images of an update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed(StatisticsGeneration):
-    """One release of class statistics of public features, replayed: a decoder, labelled by the discriminant.
+    """One release of class statistics of public features, replayed: a network of images that has the same.
 
     Attributes:
         low: black, public.
-        high: white; drawn values are brought back into this range.
-        axes: d, features of an image.
+        high: white; drawn values lie between them.
+        axes: of the shapes' features.
         power: of an axis's variance over procedural images, by which it is divided.
-        pool: procedural images that the decoder is fitted to.
-        hidden: units of the decoder.
-        by_rule: share of the drawn rows that are procedural images, labelled like the others.
-        matching: steps of descent on a decoded image's pixels, until its features are those that were drawn for it
-            (`matching`); 0 draws it as decoded, in a tenth of the time.
-        varied: decoded images get edges and texture by rule, before they are labelled.
+        waves: random directions of the pixels, over three scales.
+        coordinates: of the pixels, whose products are released.
+        latent: dimension of what an image is drawn from.
+        width: of the network; channels are 4 and 2 times as many.
+        updates: of the network; they cost nothing.
+        images: of an update.
+        looked: of them whose shapes are computed, which takes most of the time.
+        learning_rate: at the start.
+        tries: draws of an image, at most, until the discriminant gives it the class that was asked for.
         temperature: divides the discriminant's scores before they become probabilities: far from what was released it
             is surer than it should be, and sure labels teach less.
     """
@@ -75,146 +71,129 @@ class Replayed(StatisticsGeneration):
     high: float = 1.0
     axes: int = 200
     power: float = 0.3
-    pool: int = 20_000
-    hidden: int = 1500
-    by_rule: float = 0.5
-    matching: int = 10
-    varied: bool = True
+    waves: int = 450
+    coordinates: int = 28
+    latent: int = 16
+    width: int = 16
+    updates: int = 1500
+    images: int = 200
+    looked: int = 40
+    learning_rate: float = 4e-3
+    tries: int = 8
     temperature: float = 4.0
 
     def problems(self) -> list[str]:
         """See `GenerationMethod`."""
+        counts = ("axes", "waves", "coordinates", "latent", "width", "updates", "images", "looked", "tries")
         problems = [
             *super().problems(),
-            *not_counts(self, "axes", "pool", "hidden"),
-            *not_positive(self, "power", "temperature"),
+            *not_counts(self, *counts),
+            *not_positive(self, "power", "temperature", "learning_rate"),
         ]
-        problems += not_between(self, 0.0, 1.0, "by_rule")
-        if type(self.matching) is not int or not 0 <= self.matching <= MAX_STEPS:
-            problems.append(f"matching is {self.matching!r}; it must be a whole number from 0 to {MAX_STEPS}")
+        if type(self.tries) is int and self.tries > MAX_TRIES:
+            problems.append(f"tries is {self.tries}; allowed are 1 to {MAX_TRIES}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
         return problems
 
     def features(self, description: Description) -> nn.Module:
-        """See `GenerationMethod`: a scattering on the axes of procedural images."""
+        """See `GenerationMethod`: a scattering on the axes of procedural images, with waves and pairs of the pixels."""
         shape = _image(description.record_shape)
         # A copy: the numbers are shared by all calls of a process, and a resumed run may load others.
-        return copy.deepcopy(scattering_features(shape, low=self.low, high=self.high, axes=self.axes, power=self.power))
+        return self._joint(
+            copy.deepcopy(scattering_features(shape, low=self.low, high=self.high, axes=self.axes, power=self.power)),
+            shape,
+        )
 
     def wrapped(self, extractor: nn.Module, description: Description) -> nn.Module:
-        """See `GenerationMethod`: the team's features, brought to one norm."""
+        """See `GenerationMethod`: the team's features, brought to one norm, in the scattering's place."""
         shape = _image(description.record_shape)
         with torch.no_grad():
             width = extractor(torch.full((1, *shape), self.low)).shape[1]
-        return nn.Sequential(extractor, OnSphere(width)).eval()
+        return self._joint(nn.Sequential(extractor, OnSphere(width)), shape)
+
+    def _joint(self, seen: nn.Module, shape: tuple[int, int, int]) -> Joint:
+        own = public_axes(shape, low=self.low, high=self.high, count=self.coordinates, power=self.power)
+        joint = Joint(seen, Waves(shape, self.low, self.high, self.waves), Pairs(*own), SHARES)
+        return joint.requires_grad_(False).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`."""
-        return self.fitted(
-            self.read(run, fitting),
-            features,
-            _image(run.plan.record_shape),
-            seed=fitting.seed,
-            device=fitting.device,
-            ranks=fitting.ranks,
-        )
+        assert isinstance(features, Joint), "this method made it"
+        return self.fitted(self.read(run, fitting), features, _image(run.plan.record_shape), fitting)
 
     def fitted(
-        self,
-        statistics: ClassSums,
-        features: nn.Module,
-        shape: tuple[int, int, int],
-        *,
-        seed: int,
-        device: torch.device,
-        ranks: Ranks | None = None,
+        self, statistics: ClassSums, features: Joint, shape: tuple[int, int, int], fitting: Fitting
     ) -> Generator:
-        """A generator of what was released; asks nobody.
+        """A generator of what was released, of these features of images of this shape; asks nobody."""
+        features = features.to(fitting.device)
+        with torch.no_grad():
+            width = features.seen(torch.full((1, *shape), self.low, device=fitting.device)).shape[1]
+        shapes = _first(statistics, width, SHARES[0])
+        laws = classes_of(shapes)
+        classes = len(laws.shares)
+        torch.manual_seed(fitting.seed)
+        network = ImageNetwork(self.latent + classes, self.width, shape, low=self.low, high=self.high)
+        labeller = nn.Sequential(copy.deepcopy(features.seen).cpu(), _head(laws))
 
-        Args:
-            statistics: the release.
-            features: that it is of.
-            shape: of an image.
-            seed: of the procedural images and the decoder's units.
-            device: where features are computed.
-            ranks: processes that share the features of the procedural images, most of the work, and end alike.
-        """
-        laws = classes_of(statistics)
-        seeded = torch.Generator().manual_seed(seed)
-        images = procedural(self.pool, shape, low=self.low, high=self.high, generator=seeded)
+        def made(trained: nn.Module) -> Generator:
+            return Generator.of(
+                copy.deepcopy(trained), latent=self.latent, record_shape=shape, shares=laws.shares, labeller=labeller,
+                low=self.low, high=self.high, tries=self.tries, temperature=self.temperature,
+            )  # fmt: skip
 
-        drawing = _law(laws)
+        preview = fitting.preview
+        fit_network(
+            network.to(fitting.device),
+            self._targets(statistics, features, width, fitting.device),
+            updates=self.updates,
+            rate=self.learning_rate,
+            fitting=fitting,
+            shown=None if preview is None else lambda trained: preview(made(trained)),
+        )
+        generator = made(network)
 
         def released(records: Tensor) -> Tensor:
-            return computed(features.to(device), records.to(device)).cpu() / RECORD_NORM  # u, |u| <= 1
+            return computed(features.seen, records.to(fitting.device)).cpu() / RECORD_NORM  # u, |u| <= 1
 
-        generator = Generator.of(
-            self._decoder(laws, images, released, seeded, drawing, ranks or Ranks()),
-            latent=len(laws.covariance),
-            record_shape=shape,
-            shares=laws.shares,
-            labeller=nn.Sequential(features, _head(laws)),
-            low=self.low,
-            high=self.high,
-            by_rule=self.by_rule,
-            varied=self.varied,
-            temperature=self.temperature,
-            matching=(_as_features(drawing), features, self.matching) if self.matching else None,
-        )
         return generator.with_facts(
-            {"marginals": marginals(replace(generator, by_rule=0.0).on(device), statistics, released, seed=seed)}
+            {"marginals": marginals(generator.on(fitting.device), shapes, released, seed=fitting.seed)}
         )
 
-    def _decoder(
-        self,
-        laws: Classes,
-        images: Tensor,
-        released: Callable[[Tensor], Tensor],
-        seeded: torch.Generator,
-        drawing: Tensor,
-        ranks: Ranks,
-    ) -> nn.Module:
-        """[z, e_c] to pixels: features by the laws, then the ridge regression on random units and the features."""
-        d, classes = len(laws.covariance), len(laws.shares)
-        turned = torch.randn((d, self.hidden), generator=seeded, dtype=torch.float64)
-        threshold = _SPREAD / math.sqrt(d) * torch.randn(self.hidden, generator=seeded, dtype=torch.float64)
-        gram = torch.zeros((self.hidden + d + 1, self.hidden + d + 1), dtype=torch.float64)
-        onto = torch.zeros((self.hidden + d + 1, math.prod(images.shape[1:])), dtype=torch.float64)
-        parts = torch.split(images, _AT_A_TIME)
-        for some, u in zip(parts, ranks.divided(len(parts), lambda i: released(parts[i]).double()), strict=True):
-            units = torch.relu(u @ turned + threshold)
-            seen = torch.cat([units, u, torch.ones((len(u), 1), dtype=torch.float64)], dim=1).float()
-            # Products in single precision, sums in double: a quarter of the time, and as exact as is needed.
-            gram += (seen.T @ seen).double()
-            onto += (seen.T @ some.flatten(1)).double()
-        ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
-        solved = torch.linalg.solve(gram + ridge, onto)  # (hidden + d + 1, values)
-        first = nn.Linear(d + classes, self.hidden + 2 * d)
-        last = nn.Linear(self.hidden + 2 * d, solved.shape[1])
-        with torch.no_grad():  # u itself passes the units as its positive and its negative part
-            first.weight.copy_(torch.cat([turned.T @ drawing, drawing, -drawing]))
-            first.bias.copy_(torch.cat([threshold, torch.zeros(2 * d, dtype=torch.float64)]))
-            units, linear = solved[: self.hidden], solved[self.hidden : -1]
-            last.weight.copy_(torch.cat([units, linear, -linear]).T)
-            last.bias.copy_(solved[-1])
-        return nn.Sequential(first, nn.ReLU(), last)
+    def _targets(
+        self, statistics: ClassSums, features: Joint, width: int, device: torch.device
+    ) -> tuple[Target, Target]:
+        """Of the shapes and of the pixels, as features of norm 1, where a class's weight is that of its records."""
+        shares = shares_of(statistics)
+        classes, sizes = len(shares), torch.from_numpy(shares * statistics.records)
+        means = torch.from_numpy(statistics.features + statistics.total / classes) / sizes[:, None]
+        variance = (statistics.feature_variance + statistics.total_variance / classes**2) / sizes.square()
+        weights, root = torch.from_numpy((shares * classes) ** 2), features.roots[0]
+        each = max(_LEAST_OF_A_CLASS, -(-self.images // classes))
+        looked = min(each, max(2, -(-self.looked // classes)))
+
+        def target(own: Tensor, images: int, compute: Callable[[Tensor], Tensor]) -> Target:
+            values = (own, variance * own.shape[1], weights)
+            return Target(lambda x: compute(x) / RECORD_NORM, *(value.float().to(device) for value in values), images)
+
+        return (
+            target(means[:, :width], looked, lambda x: features.seen(x) * root),
+            target(means[:, width:], each, features.pixels),
+        )
 
 
-def _law(laws: Classes) -> Tensor:
-    """(d, d + C): features u = law [z, e_c] of class c."""
-    values, vectors = np.linalg.eigh(laws.covariance)
-    spread = torch.from_numpy(vectors * np.sqrt(np.maximum(values, 0.0)))  # (d, d)
-    return torch.cat([spread, torch.from_numpy(laws.means).T], dim=1)
-
-
-def _as_features(drawing: Tensor) -> nn.Linear:
-    """The law on the scale of features of norm 1/2."""
-    made = nn.Linear(drawing.shape[1], drawing.shape[0])
-    with torch.no_grad():
-        made.weight.copy_(drawing * RECORD_NORM)
-        made.bias.zero_()
-    return made
+def _first(released: ClassSums, width: int, share: float) -> ClassSums:
+    """What was released of the first features, each of the root of the share, as features of norm 1."""
+    root = math.sqrt(share)
+    return replace(
+        released,
+        features=released.features[:, :width] / root,
+        total=released.total[:width] / root,
+        moments=None if released.moments is None else released.moments[:width, :width] / share,
+        feature_variance=released.feature_variance / share,
+        total_variance=released.total_variance / share,
+        moment_variance=released.moment_variance / share**2,
+    )
 
 
 def _head(laws: Classes) -> nn.Linear:

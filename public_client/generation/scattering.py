@@ -90,15 +90,7 @@ class OnSphere(nn.Module):
 def scattering_features(
     record_shape: tuple[int, int, int], *, low: float, high: float, axes: int, power: float
 ) -> nn.Module:
-    """The public features of images of a shape; the same numbers at every call of one process.
-
-    Args:
-        record_shape: (c, h, w).
-        low: black.
-        high: white.
-        axes: d.
-        power: of an axis's variance, by which it is divided.
-    """
+    """Public features (d = axes) of images (c, h, w), divided by a power of its variance; a process's are alike."""
     scattering = Scattering(record_shape[0], low, high).eval()
     pool = procedural(_POOL, record_shape, low=low, high=high, generator=torch.Generator().manual_seed(_POOL_SEED))
     values = computed(scattering, pool)
@@ -108,7 +100,7 @@ def scattering_features(
     deviation = (values - centre).reshape(len(values), -1, places).pow(2).mean(dim=(0, 2)).sqrt()
     gain = (1.0 / deviation).repeat_interleave(places)
     count = min(axes, values.shape[1] - 1)
-    variances, vectors = _principal((values - centre) * gain, count)
+    variances, vectors = principal((values - centre) * gain, count)
     weight = (vectors * variances**-power * gain[:, None]).T  # (d, features)
     linear = nn.Linear(weight.shape[1], count)
     with torch.no_grad():
@@ -117,7 +109,7 @@ def scattering_features(
     return nn.Sequential(scattering, linear, OnSphere(count)).requires_grad_(False).eval()
 
 
-def _principal(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def principal(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest variances (k,) and axes (features, k) of centred values (n, features), by subspace iteration."""
     some = torch.Generator().manual_seed(_POOL_SEED)
     width = min(values.shape[1], count + _SPARE)

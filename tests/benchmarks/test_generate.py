@@ -16,11 +16,10 @@ def test_the_page_holds_the_table_of_the_runs_on_file():
     runs = records.read(generate.RESULTS)
     assert runs
     page = (ROOT / "docs" / "ml-team" / "generate.md").read_text()
-    assert generate.table([run for run in runs if run["method"]["matching"] == 10 and run["epsilon"] <= 1.0]) in page
+    assert generate.table(runs) in page
     for run in runs:
         assert run["priced"] <= run["epsilon"] * (1 + 1e-9)
-        changed = {"matching": run["method"]["matching"]}
-        assert run["method"] == generate.Replayed(low=0.0, high=1.0).to_json() | changed
+        assert run["method"] == generate.Replayed(low=0.0, high=1.0).to_json()
         assert 10.0 < run["accuracy"]["CNN"] < 100.0
 
 

@@ -27,8 +27,11 @@ from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import train_source
-from dpswd.public_client.generation import Replayed, replayed
+from dpswd.public_client.generation import Replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.pixels import Joint, Pairs, Waves
+from dpswd.public_client.generation.scattering import OnSphere
 from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.published_methods.generators import DpMerf, DpSinkhorn, DpSwdQuantiles
 from dpswd.public_client.replay import fit, posterior
@@ -219,18 +222,17 @@ def divided(out: Path, ranks: Ranks) -> None:
 
 
 def drawn(ranks: Ranks) -> torch.Tensor:
-    """Weights of a decoder that is fitted by all ranks together."""
-    replayed._AT_A_TIME = 20  # several parts
+    """Weights of a network that is fitted in all ranks."""
     torch.manual_seed(2)
-    features = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), replayed.OnSphere(5)).eval()
-    rng = np.random.default_rng(1)
-    means = 20.0 * rng.normal(size=(3, 5))
+    seen = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), OnSphere(5)).eval()
+    joint = Joint(seen, Waves((1, 8, 8), -1.0, 1.0, 3), Pairs(torch.randn(2, 64), torch.zeros(64)), (0.4, 0.4, 0.2))
+    d = 5 + 6 + 3
+    means = 20.0 * np.random.default_rng(1).normal(size=(3, d))
     release = ClassSums(
-        np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(5), 300.0, 1.0, 1.0, 1.0, 1.0
+        np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(d), 300.0, 1.0, 1.0, 1.0, 1.0
     )
-    fitted = Replayed(pool=70, hidden=8).fitted(
-        release, features, (1, 8, 8), seed=0, device=torch.device("cpu"), ranks=ranks
-    )
+    fitting = Fitting(device=torch.device("cpu"), progress=False, ranks=ranks)
+    fitted = Replayed(updates=2, images=6, width=2).fitted(release, joint, (1, 8, 8), fitting)
     return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
 
