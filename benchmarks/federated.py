@@ -130,7 +130,7 @@ def together(rounds: int) -> float:
     """What so many of Flower's local releases prove together: Gaussian, each by the classical formula for EPSILON."""
     mu = rounds**0.5 * EPSILON / (2.0 * np.log(1.25 / DELTA)) ** 0.5
     return float(
-        brentq(lambda e: norm.cdf(mu / 2 - e / mu) - np.exp(e) * norm.cdf(-mu / 2 - e / mu) - DELTA, 1e-3, 1e3)
+        brentq(lambda e: norm.cdf(mu / 2 - e / mu) - np.exp(e + norm.logcdf(-mu / 2 - e / mu)) - DELTA, 1e-3, 1e3)
     )
 
 
