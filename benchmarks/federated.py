@@ -55,7 +55,7 @@ def main() -> None:
         command.add_argument("--data-dir", type=Path, required=True)
     run.add_argument("--only", nargs="+", choices=WAYS, default=WAYS)
     records.options(run, RESULTS, seeds=(0, 1, 2))
-    summary.add_argument("--results", type=Path, default=RESULTS)
+    records.options(summary, RESULTS)
     arguments = parser.parse_args()
     os.environ |= {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -77,7 +77,7 @@ def main() -> None:
                 print(f"{way} {value:g}: {row['accuracy']:.3f}", flush=True)
     else:
         for way in WAYS:
-            rows = [row for row in records.read(arguments.results) if row["way"] == way]
+            rows = [row for row in records.read(arguments.results or RESULTS) if row["way"] == way]
             if rows:
                 reached = [100 * row["accuracy"] for row in rows]
                 last = {name: value for name, value in rows[-1].items() if name not in ("accuracy", "seconds", "seed")}

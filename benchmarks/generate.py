@@ -256,7 +256,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def _cell(runs: list[dict[str, Any]], key: str) -> str:
-    text = records.mean_and_deviation([_figure(one, key) for one in runs])
+    text = records.mean_and_deviation([_figure(one, key) for one in runs]).removesuffix(" (one seed)")
     hard = f"{key}, labels"
     if hard in runs[0]["accuracy"]:
         text += f" ({np.mean([_figure(one, hard) for one in runs]):.1f})"

@@ -1,12 +1,14 @@
 """Time and memory of `records convert` from a hospital's own systems: ``python -m benchmarks.sources``.
 
 A million rows through SQLite, ten thousand DICOM images, a million measurements of OMOP, a million lines of FHIR; each
-made here, converted by the command in a process of its own, whose peak memory the kernel tells. Seed 0.
+made here, converted by the command in a process of its own, whose peak memory the kernel tells.
+Takes no seeds: times hardly depend on what is drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sqlite3
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.records import machine
+from benchmarks.records import Row, Rows, options
 
 RESULTS = Path(__file__).parent / "results" / "sources.json"
 COMMAND = (sys.executable, "-m", "dpswd.private_curator.cli", "records", "convert")
@@ -102,23 +104,28 @@ def fhir(folder: Path, lines: int) -> list[str]:
     return [str(folder / "export.ndjson"), "--columns", columns, "--missing", "-1"]
 
 
+CASES = {"sql": (sql, 1_000_000), "dicom": (dicom, 10_000), "omop": (omop, 1_000_000), "fhir": (fhir, 1_000_000)}
+
+
+def measured(name: str, share: float) -> Row:
+    """Seconds and megabytes of one conversion."""
+    make, size = CASES[name]
+    with tempfile.TemporaryDirectory() as directory:
+        words = make(Path(directory), max(10_000, int(share * size)) if name != "dicom" else int(share * size))
+        began = time.monotonic()
+        process = subprocess.Popen([*COMMAND, *words, "--out", f"{directory}/r.npy"], stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0, name
+    return {"took": round(time.monotonic() - began, 1), "megabytes": usage.ru_maxrss // 1000}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="of the rows and images")
-    share = parser.parse_args().share
-    cases = {"sql": (sql, 1_000_000), "dicom": (dicom, 10_000), "omop": (omop, 1_000_000), "fhir": (fhir, 1_000_000)}
-    rows = {}
-    for name, (make, size) in cases.items():
-        with tempfile.TemporaryDirectory() as directory:
-            words = make(Path(directory), max(10_000, int(share * size)) if name != "dicom" else int(share * size))
-            began = time.monotonic()
-            process = subprocess.Popen([*COMMAND, *words, "--out", f"{directory}/r.npy"], stdout=subprocess.DEVNULL)
-            _, status, usage = os.wait4(process.pid, 0)
-            assert status == 0, name
-            rows[name] = {"seconds": round(time.monotonic() - began, 1), "megabytes": usage.ru_maxrss // 1000}
-        print(name, rows[name], flush=True)
-    if share == 1:
-        RESULTS.write_text(json.dumps({"machine": machine(), "sources": rows}, indent=2) + "\n")
+    options(parser, RESULTS)
+    asked = parser.parse_args()
+    jobs = [({"source": name, "share": asked.share}, functools.partial(measured, name, asked.share)) for name in CASES]
+    Rows(RESULTS, asked.results).run(jobs, again=True)
 
 
 if __name__ == "__main__":

@@ -82,11 +82,11 @@ class Target:
     def loss(self, images: Tensor) -> Tensor:
         """Of images (C, m, c, h, w)."""
         some = images[:, : self.images]
-        seen = self.features(some.flatten(0, 1)).unflatten(0, some.shape[:2])
+        seen = torch.unflatten(self.features(some.flatten(0, 1)), 0, some.shape[:2])
         count, mean = seen.shape[1], seen.mean(dim=1)
         among = (count * mean.square().sum(dim=1) - seen.square().sum(dim=2).mean(dim=1)) / (count - 1)
         apart = among - 2.0 * (mean * self.means).sum(dim=1) + self.means.square().sum(dim=1) - self.noise
-        return (self.weights * apart).sum()
+        return torch.sum(self.weights * apart)
 
 
 def fit_network(

@@ -173,8 +173,8 @@ class Replayed(StatisticsGeneration):
         looked = min(each, max(2, -(-self.looked // classes)))
 
         def target(own: Tensor, images: int, compute: Callable[[Tensor], Tensor]) -> Target:
-            values = (own, variance * own.shape[1], weights)
-            return Target(lambda x: compute(x) / RECORD_NORM, *(value.float().to(device) for value in values), images)
+            own, noise, weight = (one.float().to(device) for one in (own, variance * own.shape[1], weights))
+            return Target(lambda x: compute(x) / RECORD_NORM, own, noise, weight, images)
 
         return (
             target(means[:, :width], looked, lambda x: features.seen(x) * root),
