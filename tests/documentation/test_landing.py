@@ -29,7 +29,7 @@ def test_the_rows_of_results_are_on_file():
     drawn = [
         run["accuracy"]["CNN"]
         for run in records.read(generate.RESULTS)
-        if (run["data"], run["epsilon"], run["method"]["matching"]) == ("mnist", 1.0, 10)
+        if (run["data"], run["epsilon"]) == ("mnist", 1.0)
     ]
     assert f"teach a CNN | | {mean_and_deviation(drawn)} |" in README
 
