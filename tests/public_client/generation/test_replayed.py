@@ -186,6 +186,20 @@ def test_a_generator_is_a_source_of_labelled_records(fitted, tmp_path):
     assert [len(y) for _, y in batches] == [40, 40, 20]
 
 
+@pytest.mark.long
+def test_the_teams_extractor_takes_the_scatterings_place_and_labels_the_rows(fitted):
+    held = fitted[2].source
+    description = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=10)
+    where = MockCurator(description, records=lambda n: held.images[:n], labels=held.labels.numpy())
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.ReLU()).eval()
+    plan, _ = plan_generator(where, SMALL, epsilon=20.0, extractor=own)
+    generator = generate(where, plan, extractor=own, device="cpu", progress=False)
+    labels = generator.labeller.features(held.images).argmax(dim=1)
+    assert float((labels == held.labels).double().mean()) > 0.7
+    assert len(torch.unique(generator.sample(500)[1])) == 10
+
+
 def test_what_is_no_image_is_refused_before_anything_is_charged():
     description = mock_description(records=100, record_shape=(5,), epsilon=1.0, delta=1e-5, classes=2)
     where = MockCurator(description)
