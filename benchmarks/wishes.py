@@ -7,7 +7,8 @@
 Sites are those of `benchmarks.sites`, with labels, and as unlabelled images the shifts of `benchmarks.normalisation`
 and the demo's hospital (`benchmarks.ladder`, `benchmarks.small_hospitals`). For each site and want the answer comes
 from the others alone. It is right if it is within a factor 1.5 of where the site reached the want: between the last
-measured epsilon that did not do and the first that did. Where no measured epsilon did, "most do not reach it" is right.
+measured epsilon that did not do and the first that did. Of cells whose site never reached it, which no site's data tell
+beforehand, the answer's share of sites speaks, and no epsilon is right.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def summary(every: Sequence[Site]) -> dict[str, float]:
 
 
 def written(every: Sequence[Site]) -> str:
-    """The sites and the share of right answers, as `plan --want` reads them."""
-    (right,) = [share for name, share in summary(every).items() if name.startswith("all (")]
+    """The sites and the share of right answers where the want was reached, as `plan --want` reads them."""
+    (right,) = [share for name, share in summary(every).items() if name.startswith("all, ")]
     rows = ",\n".join(json.dumps(asdict(site)) for site in every)
     return f'{{"right": {right:.2f}, "sites": [\n{rows}\n]}}\n'
 

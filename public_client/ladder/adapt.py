@@ -186,10 +186,11 @@ def adapt(
     """
     batches = as_batches(source, label=label, seed=seed)
     batches = SamePasses(batches, seed) if isinstance(batches, DataLoader) else batches
-    records = collect(batches, most=_SHOWN).images
-    start = split(model, records, head=head)
+    start = split(model, records := collect(batches, most=_SHOWN).images, head=head)
     source_digest = digest_of(batches, seed=seed)
     several = hospital.hospitals if isinstance(hospital, Federation) else hospital
+    if not isinstance(several, Hospital | Mapping) or not several:
+        raise InvalidValue(f"hospital is {several!r}; needed is a connection, connect(...), or several of them by name")
     named = {"": several} if isinstance(several, Hospital) else dict(several)
     shape = tuple(records.shape[1:])
 
@@ -214,9 +215,8 @@ def adapt(
             if isinstance(own, PublishedHospital):  # one release, by the plan that the hospital paid for
                 settings |= {"kind": METHOD, "plan": plan_text(reached.plan), "epsilon": reached.plan.epsilon}
             settings |= {"batch_size": getattr(source, "batch_size", None), "device": resolve_device(device).type}
-            settings |= {"seed": seed, "contract": None if contract is None else contract.to_bytes().hex()}
-            settings |= {"apart": by_processes()}
-            parts = (start.extractor, start.classifier)
+            settings |= {"contract": None if contract is None else contract.to_bytes().hex(), "apart": by_processes()}
+            settings["seed"], parts = seed, (start.extractor, start.classifier)
             reached.evidence = lambda: Evidence.of(parts, shape, settings, source_digest, recording.content())
         return reached
 

@@ -72,7 +72,7 @@ class Answer:
 
     Attributes:
         want: as asked.
-        epsilon: that half of those that reached it needed at most, for these records; infinite where most did not.
+        epsilon: that half of those that reached it needed at most, for these records; infinite where none did.
         reached: how many did.
         sites: of such data.
     """
@@ -88,12 +88,13 @@ class Answer:
             return f"{self.want}: no results cover such data; `evaluate` tells, for a small epsilon of its own"
         share = f"{self.reached} of {self.sites} sites of such data reached it"
         if math.isinf(self.epsilon):
-            return f"{self.want}: most do not reach it at any epsilon that was measured; {share}"
-        return f"{self.want}: about epsilon {self.epsilon:.2g}; {share}, half of them with no more"
+            return f"{self.want}: none reached it at any epsilon that was measured; {share}"
+        most = "" if 2 * self.reached >= self.sites else "most do not reach it; those that did needed "
+        return f"{self.want}: {most}about epsilon {self.epsilon:.2g}; {share}, half of them with no more"
 
 
 def stored() -> tuple[list[Site], float]:
-    """All sites of the results that this version has, and the share of right answers, held out by site."""
+    """All sites of this version's results, and the share of right answers where a site reached it, others held out."""
     text = resources.files("dpswd.public_client.plans").joinpath("wishes.json").read_text(encoding="ascii")
     content = json.loads(text)
     sites = [Site(**{**each, "runs": tuple(map(tuple, each["runs"]))}) for each in content["sites"]]
@@ -126,9 +127,8 @@ def least_epsilon(want: str, records: int, sites: Sequence[Site]) -> Answer:
     needed = [least for site in sites if (least := site.least(want)) is not None]
     if len(needed) < _FEWEST:
         return Answer(want, math.inf, 0, 0)
-    reached = [(n, epsilon) for n, epsilon in needed if math.isfinite(epsilon)]
-    if 2 * len(reached) < len(needed):
-        return Answer(want, math.inf, len(reached), len(needed))
+    if not (reached := [(n, epsilon) for n, epsilon in needed if math.isfinite(epsilon)]):
+        return Answer(want, math.inf, 0, len(needed))
 
     def logs(power: float) -> list[float]:
         return [power * math.log(n / records) + math.log(epsilon) for n, epsilon in reached]

@@ -13,13 +13,20 @@ import torch
 from dpswd.private_curator.core.ledger import sqlite, store
 from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.shared.accounting.pricing import PRICING, filter_for
-from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt, LedgerUnavailable, RequestInvalid
+from dpswd.shared.core.errors import (
+    BudgetExhausted,
+    InvalidEvent,
+    InvalidValue,
+    LedgerCorrupt,
+    LedgerUnavailable,
+    RequestInvalid,
+)  # fmt: skip
 from dpswd.shared.core.mechanisms.class_statistics import sums
 from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
-from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, ModelFacts, RunSize
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, Mechanism, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.linear import LinearRun, Shard
 from dpswd.shared.core.mechanisms.score_statistics.geometry import sensitivity
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import Scored, ScoresDeclaration, ScoresReply
@@ -89,7 +96,7 @@ def test_a_step_that_only_rounding_would_admit_does_not_fit():
     assert privacy.fits(privacy.zero(), RunEvent(step, steps=1)) == 2
 
 
-@pytest.mark.parametrize("tiny", [1e6, 3e4, 1e3])
+@pytest.mark.parametrize("tiny", [1e9, 1e6, 3e4, 1e3])
 def test_the_lane_of_infinity_fits_as_many_steps_as_it_admits(tiny):
     """The answer is admitted, and one more is not, or is beyond what a run may have."""
     step = StepEvent(7438, 128, (RowProjections(784, 200, tiny),))
@@ -119,11 +126,24 @@ def test_floats_travel_whole_and_shapes_are_held():
 
 
 def test_the_bracket_counts_nothing_below_order_two():
-    """At orders from 1 to 2 a sampled step's lower bound interpolates from the cumulant 0 of order 1."""
+    """At orders from 1 to 2 a sampled step's lower bound lies on the chord of the cumulants of 2 and 3, or is 0."""
     step = StepEvent(1000, 100, (RowProjections(8, 4, 2.0),))
     low, high = bracket.lower_costs(step, np.array([1.5, 2.0]))
     assert 0.0 <= low <= high
     assert bracket._log_kummer(5, 0.0) == 0.0
+
+
+def test_the_bracket_counts_no_part_as_nothing_because_it_is_new():
+    step = SimpleNamespace(records=1000, batch=100, parts=(SimpleNamespace(sigma=2.0),))
+    with pytest.raises(InvalidEvent, match="no pair of neighbours is written down for SimpleNamespace"):
+        bracket.pair_shift(step)
+
+
+def test_sums_of_too_many_parameters_are_refused_and_a_step_without_rules_breaks_none():
+    mechanism = ALL_MECHANISMS["feature_sums"]
+    (broken,) = mechanism.violations(SUMS, RunSize(N), FACTS, Limits(max_adapted_parameters=3))
+    assert broken == ("declaration.parameters", "have 20 values; at most 3 are allowed")
+    assert Mechanism.check(mechanism, None, SUMS, FACTS, Limits()) == []
 
 
 def test_directions_of_a_reply_are_those_of_its_seed():

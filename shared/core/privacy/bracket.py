@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaln, logsumexp
 
-from dpswd.shared.core.errors import AccountantsDisagree
+from dpswd.shared.core.errors import AccountantsDisagree, InvalidEvent
 from dpswd.shared.core.privacy.events import (
     BoundedSum,
     ClippedVector,
@@ -163,6 +163,8 @@ def pair_shift(step: StepEvent) -> PairShift:
             constant += ((2.0 * part.clip_norm + part.grid_step * math.sqrt(part.parameters)) / part.sigma) ** 2
         elif isinstance(part, ClippedVector):
             constant += ((2.0 * part.clip_norm + part.grid_step * math.sqrt(part.values)) / part.sigma) ** 2
+        else:  # counted as nothing, it would be held from below by nothing
+            raise InvalidEvent(f"no pair of neighbours is written down for {type(part).__name__}")
     return PairShift(dimension, directions, weight, constant)
 
 
@@ -190,8 +192,6 @@ def lower_costs(step: StepEvent, orders: Floats) -> Floats:
 
     def cumulant(order: int) -> float:
         """(order-1) eps(order); the sum's two ends."""
-        if order < 2:
-            return 0.0
         own = sorted({*range(2, min(order, _ENDS) + 1), *range(max(2, order - _ENDS), order + 1)})
         for j in own:
             if j not in moments:

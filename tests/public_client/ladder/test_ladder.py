@@ -223,6 +223,12 @@ def test_images_of_bytes_as_floats_are_refused_before_a_charge(trained, value_ra
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("hospital", [object(), {}, "hospital:50051"])
+def test_what_is_no_connection_is_refused_in_words(trained, hospital):
+    with pytest.raises(InvalidValue, match=r"needed is a connection, connect\(...\)"):
+        adapt(trained, made_images(60, 2), hospital, progress=False)
+
+
 def test_one_hospital_that_is_exhausted_leaves_the_other_alone_and_is_named(trained):
     images = made_images(RECORDS, 2)[0]
     with connected((images, 2.0), (images, 0.5)) as (large, small):
