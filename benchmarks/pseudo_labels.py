@@ -10,7 +10,7 @@ mechanism's with the accountant's noise, by a mock curator; the whole training i
 records. `exact` is what ten rounds of self-training reach where all of the hospital's features may be looked at.
 
 Thresholds and settings were chosen on USPS, with other networks (seeds from 20 on) and other draws of the shifts than
-these, some of them in `benchmarks.pseudo_label_limits`. Two of the rules (no other class frequencies, no large misfit)
+these. Two of the rules (no other class frequencies, no large misfit)
 were added to an earlier fit after two cells of it (`fashion`, turned, and `adult`, permuted) had lost five points.
 Tables have two classes, which the method refuses by default since that fit: they are told apart. A third (moves must
 not lose where other frequencies explain the release about as well) came after cells of `half-and-turned` had lost up

@@ -179,12 +179,11 @@ class Audit:
         self, attack: Attack, fault_name: str, sigma: float, *, neighbour: bool, trials: int
     ) -> dict[str, NDArray[np.float64]]:
         """Scores of each trial, by name, and the halves of each run."""
-        records, labels = attack.data(neighbour=neighbour), attack.labels(neighbour=neighbour)
         if not self.served:
-            site, seed = Site(records, labels), secrets.randbits(64)
+            more = {"trials": trials, "delta": self.delta, "seed": secrets.randbits(64)}
             with fault(fault_name):
-                held = HeldRecords(site, classes=attack.classes, delta=self.delta, seed=seed)
-                return _drive(attack, held, sigma, trials)
+                return scores_of(attack, sigma, neighbour=neighbour, **more)
+        records, labels = attack.data(neighbour=neighbour), attack.labels(neighbour=neighbour)
         with tempfile.TemporaryDirectory(prefix="dpswd-audit-", dir=fast_directory()) as directory:
             with LiveCurator(
                 Path(directory) / "curator",
@@ -198,6 +197,14 @@ class Audit:
                 scores = _drive(attack, curator.client, sigma, trials)
             assert curator.ledger_verifies()
         return scores
+
+
+def scores_of(
+    attack: Attack, sigma: float, *, neighbour: bool, trials: int, delta: float, seed: int
+) -> dict[str, NDArray[np.float64]]:
+    """Scores of each trial on a mock curator, by name, and the halves of each run; the noise is this seed's."""
+    site = Site(attack.data(neighbour=neighbour), attack.labels(neighbour=neighbour))
+    return _drive(attack, HeldRecords(site, classes=attack.classes, delta=delta, seed=seed), sigma, trials)
 
 
 def fast_directory() -> str | None:
