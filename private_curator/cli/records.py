@@ -314,6 +314,7 @@ def accept_records(home: HomeDirectory, update: bool, reason: str, typed: str | 
             whole = budget_of(ledger, epsilon=ledger.status().data_set.epsilon)
             common.confirmed(guards.opening(records=data.count, budget=whole), typed)
             ledger.update_records(data.count, reason=reason)
-        data.check_count(ledger.records, settings.records_file)
+        else:
+            data.check_count(ledger.records, settings.records_file)
     fingerprint.write(home.path)
     show({"records": data.count, "digest": fingerprint.digest, "reason": reason}, title="Accepted")
