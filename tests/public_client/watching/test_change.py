@@ -40,7 +40,7 @@ def test_what_was_added_is_looked_at_alone_by_hand():
     [(made(0.75), True), (made(0.75, records=900), True), (made(0.75, records=1400, public=False), True)],
     ids=["as many", "fewer", "a number that is private"],
 )
-def test_nothing_is_said_of_added_records_where_that_cannot_be_told(later, appended):
+def test_all_records_are_compared_where_the_added_ones_cannot_be(later, appended):
     whole, alone = Change.between(made(0.8), later), Change.between(made(0.8), later, appended=appended)
     assert whole == alone
 
@@ -92,7 +92,7 @@ def test_an_unchanged_model_is_called_worse_as_rarely_as_stated(appended, stay):
 
 @pytest.mark.parametrize("appended", [False, True])
 def test_a_loss_as_large_as_stated_is_seen_in_four_of_five_cases(appended):
-    """The share of 3,000 tries is off by 0.037 with a probability below 1e-6; 0.003 are for the spread of fewer hits."""
+    """The share of 3,000 tries is off by 0.037 with probability below 1e-6; 0.003 are for the spread of fewer hits."""
     rng, tries, n0, n1, sigma = np.random.default_rng(10), 3000, 2000, 4000, 10.0
     spread = 0.8 * 0.2
     if appended:
