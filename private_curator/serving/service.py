@@ -329,7 +329,7 @@ class CuratorService:
         if request.wanted and quote.refusal is not None:
             raise dataclasses.replace(quote.refusal, requested=request.wanted)
         whole, own = self._budgets(quote.data_set, quote.client)
-        fits = {"fits": quote.fits, "steps_that_fit": quote.steps_that_fit}
+        fits: dict[str, Any] = {"fits": quote.fits, "steps_that_fit": quote.steps_that_fit}
         return pb.OpenRunResponse(epsilon=quote.epsilon, data_set_budget=whole, client_budget=own, **fits)
 
     def _opened(self, client: Client, request_id: str, parameters: RunParameters, *, purpose: str) -> Run:

@@ -37,9 +37,9 @@ def clock():
 
 
 @pytest.fixture
-def watched(path, key, clock):
+def watched(location, key, clock):
     with Ledger.create(
-        path, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting(), clock=clock
+        location, key=key, records=100, budget=ToyBudget(1.0), accounting=ToyAccounting(), clock=clock
     ) as ledger:
         ledger.add_client("alice", "f" * 64)
         ledger.add_client("bob", "b" * 64)
@@ -50,6 +50,7 @@ def step(request_id: str) -> Request:
     return Request(client="alice", request_id=request_id, digest="d" * 64)
 
 
+@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 def test_a_year_is_bounded_from_the_day_of_its_cap_and_the_next_one_is_free(watched, open_run, clock, reopen):
     open_run(watched, request_id="before", steps=300)  # what was spent before the cap is not of its year
     watched.set_cap("alice", 0.04, reason="watching alone", year=True)
@@ -100,6 +101,7 @@ def test_day_and_year_hold_both(watched, open_run):
     assert refused.value.steps_that_fit == 30
 
 
+@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 def test_whoever_stays_is_charged_in_sum_over_updated_records(watched, open_run, answer, reopen, clock):
     answer(watched, open_run(watched, request_id="old", steps=600), "old 1")
     watched.update_records(140, reason="the year's admissions")
@@ -116,6 +118,7 @@ def test_whoever_stays_is_charged_in_sum_over_updated_records(watched, open_run,
     assert [entry.payload["records"] for entry in again.history() if entry.kind == Kind.RECORDS_UPDATED] == [140]
 
 
+@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
 def test_a_run_of_earlier_records_ends_and_what_it_released_is_repeated(watched, open_run, answer, reopen, clock):
     run = open_run(watched, request_id="old", steps=3)
     stored = answer(watched, run, "old 1")
@@ -128,11 +131,12 @@ def test_a_run_of_earlier_records_ends_and_what_it_released_is_repeated(watched,
     assert again.verify().ok
 
 
-def test_a_curator_that_holds_the_old_records_charges_and_computes_nothing(watched, open_run, path, key, clock):
+@pytest.mark.parametrize("location", ["sqlite", "postgres"], indirect=True)
+def test_a_curator_that_holds_the_old_records_charges_and_computes_nothing(watched, open_run, location, key, clock):
     """It may be another replica, or a server that nobody has restarted yet; a step under way was begun before."""
     run = open_run(watched, request_id="1", steps=3)
     grant = watched.begin_step(step("1 1"), run_id=run.run_id)
-    with Ledger.open(path, key=key, accounting=ToyAccounting(), clock=clock) as other:
+    with Ledger.open(location, key=key, accounting=ToyAccounting(), clock=clock) as other:
         other.update_records(100, reason="x")
     with pytest.raises(LedgerUnavailable, match="updated since this curator started"):
         open_run(watched, request_id="2", steps=1)
