@@ -24,25 +24,13 @@ DAY, YEAR = "day", "year"
 """What a cap is of, and the scope of its refusals."""
 
 
-@dataclass(frozen=True)
-class Cap:
-    """The most that a client's runs of one day, or one year, may cost together.
-
-    Attributes:
-        epsilon: at the data set's delta.
-        began: the day (UTC, YYYY-MM-DD) on which it was first set, or set again after it had been taken away.
-    """
-
-    epsilon: float
-    began: str
-
-
 @dataclass
 class CappedBooks(Books):
     """`Books` that hold clients to their caps as well."""
 
-    caps: dict[tuple[str, str], Cap] = field(default_factory=dict)  # by client, and DAY or YEAR
-    lately: dict[tuple[str, str], tuple[str, Any]] = field(default_factory=dict)  # first day, and sum of prices since
+    # By client, and DAY or YEAR: epsilon and the day since when; the first day of the last one, and its prices' sum.
+    caps: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
+    lately: dict[tuple[str, str], tuple[str, Any]] = field(default_factory=dict)
 
     def snapshot(self) -> Self:
         """See `Books`."""
@@ -53,20 +41,18 @@ class CappedBooks(Books):
         bearing = super().bearing(client, charges, day)
         for scope in (DAY, YEAR):
             if (client, scope) in self.caps:
-                budget = replace(self.account.budget, epsilon=self.caps[client, scope].epsilon)
+                budget = replace(self.account.budget, epsilon=self.caps[client, scope][0])
                 filter_, spent = charges[0].filter.with_budget(budget), self._spent(client, scope, day)
                 bearing.append((scope, Account(budget, filter_, spent or filter_.zero()), charges[0].price))
         return bearing
 
     def caps_of(self, client: str, day: str) -> dict[str, tuple[float, float]]:
         """A client's caps by `DAY` and `YEAR`, and what its runs cost in those that a day belongs to, in epsilon."""
-        caps = {}
-        for scope in (DAY, YEAR):
-            if (client, scope) in self.caps:
-                spent = self._spent(client, scope, day)
-                cost = 0.0 if spent is None else self.account.fixed_filter.epsilon(spent)
-                caps[scope] = (self.caps[client, scope].epsilon, cost)
-        return caps
+        spent = {scope: self._spent(client, scope, day) for scope in (DAY, YEAR) if (client, scope) in self.caps}
+        cost = {
+            scope: 0.0 if sums is None else self.account.fixed_filter.epsilon(sums) for scope, sums in spent.items()
+        }
+        return {scope: (self.caps[client, scope][0], cost[scope]) for scope in cost}
 
     def _spent(self, client: str, scope: str, day: str) -> Any:
         began, spent = self.lately.get((client, scope), ("", None))
@@ -74,16 +60,16 @@ class CappedBooks(Books):
 
     def _began(self, client: str, scope: str, day: str) -> str:
         """The first day of what a day belongs to; "" where there is no year, for want of a cap."""
-        cap = self.caps.get((client, scope))
-        if scope == DAY or cap is None:
+        _, first = self.caps.get((client, YEAR), (0.0, ""))
+        if scope == DAY or not first:
             return day if scope == DAY else ""
-        return f"{int(day[:4]) - (day[4:] < cap.began[4:])}{cap.began[4:]}"
+        return f"{int(day[:4]) - (day[4:] < first[4:])}{first[4:]}"
 
     def _capped(self, payload: Mapping[str, Any], scope: str) -> None:
         client = self.clients[payload["client"]].name
-        old = self.caps.pop((client, scope), None)
+        _, first = self.caps.pop((client, scope), (0.0, self.day))
         if payload["epsilon"] is not None:
-            self.caps[client, scope] = Cap(payload["epsilon"], old.began if old else self.day)
+            self.caps[client, scope] = payload["epsilon"], first
 
     def _charged(self, payload: Mapping[str, Any]) -> None:
         super()._charged(payload)

@@ -39,6 +39,18 @@ watch.write_report = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # ch
 from dpswd.public_client.cli.main import main
 main(sys.argv[1:])
 """
+KILLED_TRAINING = """
+import datetime, os, pathlib, signal, sys
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.experiments.approaches import Trained
+from dpswd.public_client.methods.evaluation import Evaluate
+from dpswd.public_client.watching.watch import watch
+Trained.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # charged, every step drawn, the model not yet written
+directory, model, address, credentials, day, experiment = sys.argv[1:]
+with Hospital.connect(address, credentials=credentials, purpose="watching") as hospital:
+    watch(pathlib.Path(directory), pathlib.Path(model), hospital, Evaluate(), epsilon=0.3, every=90, appended=True,
+          today=datetime.date.fromisoformat(day), experiment=pathlib.Path(experiment))
+"""
 NETWORK = """
 import torch
 from torch import nn
@@ -166,7 +178,13 @@ def test_a_model_is_watched_over_records_that_grow(hospital, model, tmp_path):
     assert not made(today + dt.timedelta(days=89)).asked
     update(hospital, [EARLY, LATER])
     again = experiment(tmp_path, hospital)
-    second = made(today + dt.timedelta(days=100), experiment=again)
+    day = today + dt.timedelta(days=100)
+    words = [directory, model, hospital.address, hospital.credentials, day, again]
+    killed = subprocess.run([sys.executable, "-c", KILLED_TRAINING, *map(str, words)], check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    charged = spent(hospital)
+    second = made(day + dt.timedelta(days=1), experiment=again)  # no round is due, and the training goes on
+    assert not second.asked
     assert second.change is not None
     assert second.change.worse
     assert second.change.added == ADDED
@@ -176,7 +194,6 @@ def test_a_model_is_watched_over_records_that_grow(hospital, model, tmp_path):
     successor = second.model
     assert successor == directory / "round-0002" / MODEL_FILE
     assert truth(successor, [LATER]) > truth(model, [LATER]) + 0.002
-    charged = spent(hospital)
     assert after + 0.5 < charged < after + 0.3 + 1.0
     assert spent(hospital) == charged
 

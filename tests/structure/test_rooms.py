@@ -18,7 +18,7 @@ BUDGETS = {
     "annexes": 11_599,
     "private_curator/*.py": 1,
     "private_curator/books": 3_095,
-    "private_curator/caps": 104,
+    "private_curator/caps": 90,
     "private_curator/cli": 2_459,
     "private_curator/observability": 527,
     "private_curator/operator": 3_326,
