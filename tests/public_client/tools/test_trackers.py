@@ -78,7 +78,7 @@ def test_mlflow_has_every_step_and_epsilon(mlflow, tmp_path):
 
 
 @pytest.mark.long
-def test_a_server_of_mlflow_is_told_over_http(mlflow, server, tmp_path):
+def test_a_server_of_mlflow_gets_all_of_it_over_http(mlflow, server, tmp_path):
     assert mlflow.get_tracking_uri() == server
     with trackers.TrackedLog(tmp_path / "log", ["mlflow"], name="spring") as log:
         for step in (1, 2):
