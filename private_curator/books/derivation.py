@@ -37,6 +37,7 @@ class _Run:
 
     client: str
     steps: int
+    seq: int
     used: int = 0
     pruned: bool = False
     stored: tuple[int, int] | None = None  # steps_used, pruned
@@ -148,7 +149,7 @@ class Derivation:
     def _opened(self, seq: int, payload: Mapping[str, Any]) -> None:
         name = payload["run"]
         require(name not in self._runs, "the run was opened before")
-        run = self._runs[name] = _Run(payload["client"], payload["steps"])
+        run = self._runs[name] = _Run(payload["client"], payload["steps"], seq)
         self._request(seq, payload, step=0)
         row = self._run_rows.of(seq)
         if row and (row[0], sha256(row[1]), row[2]) == (name, payload["parameters"], run.steps):
@@ -190,7 +191,7 @@ class Derivation:
         run = self._runs[payload["run"]]
         require(books.state is DataSetState.OPEN, "nothing is released while the data set is frozen or ended")
         require(not books.clients[run.client].paused, "nothing is released to a paused client")
-        require(not run.pruned, "a closed run releases nothing")
+        require(not run.pruned and run.seq > books.updated, "a closed run, or of earlier records, releases nothing")
         return run
 
     def _begun(self, run: _Run, payload: Mapping[str, Any]) -> _Step:

@@ -113,11 +113,8 @@ class OperatorActs(Store[Register]):
         with self._transaction("revoke_certificate") as transaction:
             if certificate_fingerprint not in transaction.books.holder(name).fingerprints:
                 raise InvalidValue(f"{name!r} has no certificate {certificate_fingerprint} that counts")
-            self._act(
-                transaction,
-                Kind.CERTIFICATE_REVOKED,
-                {"client": name, "fingerprint": certificate_fingerprint, "reason": checked_reason(reason)},
-            )
+            payload = {"client": name, "fingerprint": certificate_fingerprint, "reason": checked_reason(reason)}
+            self._act(transaction, Kind.CERTIFICATE_REVOKED, payload)
 
     def revoke_client(self, name: str, *, reason: str) -> None:
         """Shuts a client out for good: nothing new is released to it. What it spent stays spent.
@@ -158,11 +155,11 @@ class OperatorActs(Store[Register]):
         """
         self._pause(Kind.CLIENT_RESUMED, name, reason=reason, paused=False)
 
-    def set_cap(self, name: str, epsilon: float | None, *, reason: str) -> None:
+    def set_cap(self, name: str, epsilon: float | None, *, reason: str, year: bool = False) -> None:
         """Sets the most epsilon that a client's runs of one day (UTC) may cost together; None takes the cap away.
 
         A brake and no promise: it rests on the curator's clock. Whoever has stolen a client's key cannot spend all at
-        once.
+        once. With `year` it is of a year, that begins with the first such cap: for whoever only watches a model.
 
         Raises:
             GrantNotHeld: no such client, or it is revoked.
@@ -172,7 +169,21 @@ class OperatorActs(Store[Register]):
             transaction.books.holder(name)
             if epsilon is not None:
                 replace(transaction.books.account.budget, epsilon=epsilon)  # checks the range
-            self._act(transaction, Kind.CAP_SET, {"client": name, "epsilon": epsilon, "reason": checked_reason(reason)})
+            payload = {"client": name, "epsilon": epsilon, "reason": checked_reason(reason)}
+            self._act(transaction, Kind.YEAR_CAP_SET if year else Kind.CAP_SET, payload)
+
+    def update_records(self, records: int, *, reason: str) -> None:
+        """States another number of records, or other persons: from now on runs are of them, earlier ones are over.
+
+        A person who stays is charged in sum, a new one from now on. Whoever serves has to be started again.
+
+        Raises:
+            InvalidValue: the number is not positive, or the data set has ended.
+        """
+        with self._transaction("update_records") as transaction:
+            if type(records) is not int or records < 1 or transaction.books.state is DataSetState.ENDED:
+                raise InvalidValue(f"{records!r} records cannot become those of this data set, or it has ended")
+            self._act(transaction, Kind.RECORDS_UPDATED, {"records": records, "reason": checked_reason(reason)})
 
     def decide_request(self, number: int, *, granted: float, reason: str) -> BudgetRequest:
         """Answers a client's request for budget: grants what it asks, less (a cut), or nothing (denied).

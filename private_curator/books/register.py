@@ -11,8 +11,9 @@ from typing import Any, Self
 from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest, Decision, Quote, Statement
 from dpswd.private_curator.books.operators import Enrolled, who
 from dpswd.private_curator.books.place import Place
+from dpswd.private_curator.caps.books import CappedBooks
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, Account, Charge
-from dpswd.private_curator.core.ledger.budget import Books, require
+from dpswd.private_curator.core.ledger.budget import require
 from dpswd.private_curator.core.ledger.statements import Client, Kind
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -39,8 +40,8 @@ def share_status(share: Account | None, *, closed: bool) -> AccountStatus | None
 
 
 @dataclass
-class Register(Books):
-    """`Books` that follow every kind of entry."""
+class Register(CappedBooks):
+    """Books that follow every kind of entry."""
 
     extractors: set[str] = field(default_factory=set)
     requests: dict[int, BudgetRequest] = field(default_factory=dict)
@@ -68,22 +69,13 @@ class Register(Books):
 
     def snapshot(self) -> Self:
         """See `Books`."""
-        return replace(
-            super().snapshot(),
-            extractors=copy.copy(self.extractors),
-            requests=copy.copy(self.requests),
-            operators=copy.deepcopy(self.operators),
-        )
+        beside: dict[str, Any] = {"extractors": copy.copy(self.extractors), "requests": copy.copy(self.requests)}
+        return replace(super().snapshot(), operators=copy.deepcopy(self.operators), **beside)
 
     def spent_by(self, name: str) -> float:
         """What a client's own runs cost together, in the data set's filter at its delta."""
         spent = self.spending.get(name)
         return 0.0 if spent is None else self.account.fixed_filter.epsilon(spent)
-
-    def spent_on(self, name: str, day: str) -> float:
-        """The same of its runs of one day."""
-        last, spent = self.days.get(name, ("", None))
-        return self.account.fixed_filter.epsilon(spent) if last == day else 0.0
 
     def owed(self, receipts: Mapping[str, list[Any]]) -> dict[str, int]:
         """How often runs are to be charged for further receipts of a copy: see `dpswd.private_curator.books.copies`."""
@@ -173,13 +165,9 @@ class Register(Books):
     def _request_decided(self, payload: Mapping[str, Any]) -> None:
         asked = self.requests[payload["number"]]
         require(asked.decision is None, "a request is decided once")
-        self.requests[asked.number] = replace(
-            asked,
-            decision=Decision(payload["decision"]),
-            granted=payload["granted"],
-            reason=payload["reason"],
-            decided_by=who(payload["by"]),
-        )
+        decision, by = Decision(payload["decision"]), who(payload["by"])
+        said = {"granted": payload["granted"], "reason": payload["reason"]}
+        self.requests[asked.number] = replace(asked, decision=decision, decided_by=by, **said)
 
 
 def _stated(books: Register, payload: Mapping[str, Any]) -> None:
@@ -191,7 +179,7 @@ def _counted(account: Account, price: Price) -> Account:
 
 
 Register.handlers = {
-    **Books.handlers,
+    **CappedBooks.handlers,
     Kind.COPIES_COUNTED: Register._counted,
     Kind.CLIENT_CERTIFIED: Register._client_certified,
     Kind.CERTIFICATE_ADDED: Register._certificate_added,

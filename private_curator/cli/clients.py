@@ -88,6 +88,7 @@ def add(
     metavar="EPSILON",
     help="The most that its runs may cost together on one day (UTC), a brake for a stolen key; 0 takes the cap away.",
 )
+@click.option("--year", is_flag=True, help="--cap is of a year, which begins today: for a team that watches its model.")
 @click.option("--revoke", is_flag=True, help="Shuts NAME out for good; what it spent stays spent.")
 @click.option("--revoke-certificate", metavar="FINGERPRINT", help="Withdraws one certificate; its others go on.")
 @reason_option
@@ -100,27 +101,21 @@ def clients(
     share: float | None,
     delta: float | None,
     cap: float | None,
+    year: bool,
     revoke: bool,
     revoke_certificate: str | None,
     reason: str | None,
 ) -> None:
     """Shows every client, or NAME; or changes what NAME may do: a running curator obeys at its next call."""
-    act = chosen_act(
-        pause=pause,
-        resume=resume,
-        share=share,
-        cap=cap,
-        revoke=revoke,
-        revoke_certificate=revoke_certificate,
-        reason=reason,
-    )
+    ends = {"revoke": revoke, "revoke_certificate": revoke_certificate}
+    act = chosen_act(pause=pause, resume=resume, share=share, cap=cap, **ends, reason=reason)
     if act is None or reason is None:
         _show(home, name)
         return
     if name is None:
         raise click.UsageError(f"{act} needs the client's NAME")
-    if delta is not None and share is None:
-        raise click.UsageError("--delta is of --share")
+    if (delta is not None and share is None) or (year and cap is None):
+        raise click.UsageError("--delta is of --share, and --year of --cap")
     with home.open_ledger() as books:
         if pause:
             books.pause_client(name, reason=reason)
@@ -133,8 +128,9 @@ def clients(
             message = f"the share of {name} is set"
         elif cap is not None:
             # By the curator's clock: it promises nothing to the persons in the data set.
-            books.set_cap(name, cap or None, reason=reason)
-            message = f"{name} may spend epsilon {cap:g} a day" if cap else f"the daily cap of {name} is taken away"
+            books.set_cap(name, cap or None, reason=reason, year=year)
+            each = "year" if year else "day"
+            message = f"{name} may spend epsilon {cap:g} a {each}" if cap else f"{name} has no cap for a {each}"
         elif revoke_certificate is not None:
             counting = [each for client in books.clients() if client.name == name for each in client.fingerprints]
             revoke_certificate = full_id(revoke_certificate, counting)
@@ -171,8 +167,8 @@ def _row(client: ClientFacts) -> dict[str, Any]:
         "epsilon_spent": client.spent,
         "epsilon_remaining": client.remaining,
         "runs": client.runs,
-        "daily_cap": client.daily_cap,
-        "spent_today": client.spent_today,
+        **{f"cap_{each}": client.caps.get(each, (None, 0.0))[0] for each in ("day", "year")},
+        **{f"spent_{each}": of[1] for each, of in client.caps.items()},
         "refusals": client.refusals,
         "last_seen": client.last_seen,
         "fingerprint": client.certificates[-1].fingerprint if client.certificates else "",

@@ -204,7 +204,7 @@ def chosen_act(**acts: object) -> str | None:
         click.UsageError: two at once, or no reason, or a reason for nothing.
     """
     needs_reason, reason = "reason" in acts, acts.pop("reason", None)
-    names = [f"--{name.replace('_', '-')}" for name, value in acts.items() if value not in (None, False)]
+    names = [f"--{name.replace('_', '-')}" for name, value in acts.items() if value is not None and value is not False]
     if len(names) > 1:
         raise click.UsageError(f"{names[0]} and {names[1]} are two acts; do one at a time")
     if names and needs_reason and reason is None:

@@ -14,6 +14,8 @@ import click
 
 from dpswd.private_curator.cli import common
 from dpswd.private_curator.cli.showing import chosen_format, explain, format_option, show
+from dpswd.private_curator.operator import guards
+from dpswd.private_curator.operator.acts import budget_of
 from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.opening import open_source
@@ -210,18 +212,9 @@ def convert_records(
 @reading_options
 @format_option
 def embed_records(
-    path: Path,
-    model: Path,
-    out: Path,
-    approved: str | None,
-    feature: str | None,
-    worker_memory_bytes: int | None,
-    seconds: float,
-    threads: int,
-    person: str | None,
-    most: int,
-    **chosen: Any,
-) -> None:
+    path: Path, model: Path, out: Path, approved: str | None, feature: str | None, worker_memory_bytes: int | None,
+    seconds: float, threads: int, person: str | None, most: int, **chosen: Any,
+) -> None:  # fmt: skip
     """Writes the features that a frozen backbone gives for the records of PATH to an npy file, with their labels.
 
     The model is somebody else's file: it is described first, and evaluated only when you approve its digest, on one
@@ -304,17 +297,24 @@ def _next(made: Converted, settings: RecordsSettings, most: int) -> None:
 
 @records.command("accept")
 @common.home_option
+@click.option("--update", is_flag=True, help="Persons have come or gone; their number may be another one.")
 @common.reason_option
+@common.confirm_option
 @format_option
-def accept_records(home: HomeDirectory, reason: str) -> None:
-    """Takes the records as they are now for the curator's own, after they were corrected; restart the curator then.
+def accept_records(home: HomeDirectory, update: bool, reason: str, typed: str | None) -> None:
+    """Takes the records as they are now for the curator's own, corrected or updated; restart the curator then.
 
-    The budget stays as it is: it was promised to the persons in the data set, whatever the file looks like. Another
-    data set needs a curator of its own.
+    The budget stays as it is: it was promised to the persons in the data set, and whoever stays after an update is
+    charged in sum. Open runs of the old records end with it. Another data set needs a curator of its own.
     """
     settings = configuration.load(home.path)
     data, fingerprint = target.load_for_the_first_time(settings.records, home=home.path, reason=reason)
     with home.open_ledger() as ledger:
-        data.check_count(ledger.records, settings.records_file)
+        if update:
+            whole = budget_of(ledger, epsilon=ledger.status().data_set.epsilon)
+            common.confirmed(guards.opening(records=data.count, budget=whole), typed)
+            ledger.update_records(data.count, reason=reason)
+        else:
+            data.check_count(ledger.records, settings.records_file)
     fingerprint.write(home.path)
     show({"records": data.count, "digest": fingerprint.digest, "reason": reason}, title="Accepted")

@@ -29,7 +29,7 @@ _IDS = {"run_id": SHORT_ID, "fingerprint": 16, "key": 16}
 """Columns of ids, and how many of their digits a terminal shows."""
 _TIMES = {"time": 16, "opened": 10, "last_seen": 10, "expires": 10}
 """Columns of times, and how many of their characters are day or minute."""
-_SPENT = {"epsilon_spent", "spent", "spent_today", "spent_after_a_run_like_the_last", "alone"}
+_SPENT = {"epsilon_spent", "spent", "spent_day", "spent_year", "spent_after_a_run_like_the_last", "alone"}
 _SPENT |= {"adds_to_data_set", "adds_to_share"}
 _LEFT = {"epsilon_remaining", "left"}
 _LABELS = {"epsilon_spent": "spent", "epsilon_remaining": "left", "run_id": "run"}

@@ -103,11 +103,11 @@ class Acts:
         return _done(request, "/clients", f"The share of {client} is epsilon {epsilon:g}.")
 
     def _cap(self, request: Request, form: FormData) -> Response:
-        client, epsilon = field(form, "client"), number(form, "epsilon")
+        client, epsilon, year = field(form, "client"), number(form, "epsilon"), "year" in form
         with self._home.open_ledger() as books:
-            books.set_cap(client, epsilon or None, reason=field(form, "reason"))
-        cap = f"at most epsilon {epsilon:g} a day" if epsilon else "as much a day as its budget has"
-        return _done(request, "/clients", f"{client} may spend {cap}.")
+            books.set_cap(client, epsilon or None, reason=field(form, "reason"), year=year)
+        cap = f"at most epsilon {epsilon:g}" if epsilon else "as much as its budget has"
+        return _done(request, "/clients", f"{client} may spend {cap} {'a year' if year else 'a day'}.")
 
     def _publish(self, request: Request, form: FormData) -> Response:
         """The file itself, to be kept; the session holds the proposal whose price was looked at."""

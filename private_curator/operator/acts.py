@@ -44,9 +44,8 @@ def extension(home: HomeDirectory, *, epsilon: float, delta: float | None = None
     before, after = _budget(own.epsilon, own.delta), stated_budget(own, epsilon, delta, records_per_person=persons)
     check_extends(before, after)
     spent, _ = promised_to_person(own.epsilon_spent, own.delta, persons)
-    return guards.extending(
-        records=status.records, before=_of_person(before, persons), after=_of_person(after, persons), spent=spent
-    )
+    before, after = _of_person(before, persons), _of_person(after, persons)
+    return guards.extending(records=status.records, before=before, after=after, spent=spent)
 
 
 def extend_budget(
@@ -309,9 +308,8 @@ def budget_of(books: Ledger, *, epsilon: float, delta: float | None = None) -> P
         InvalidValue: epsilon or delta is outside what is allowed.
     """
     account = books.status().data_set
-    return books.accounting.budget(
-        epsilon=epsilon, delta=account.delta if delta is None else delta, relation=account.relation
-    )
+    delta = account.delta if delta is None else delta
+    return books.accounting.budget(epsilon=epsilon, delta=delta, relation=account.relation)
 
 
 def _of_person(budget: PrivacyBudget, records_per_person: int) -> PrivacyBudget:

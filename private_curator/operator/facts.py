@@ -130,8 +130,7 @@ class ClientFacts:
         spent: what its own runs cost together, in epsilon: of its share, or else in the data set's filter.
         remaining: of its share; None without one.
         runs: how many it was charged.
-        daily_cap: epsilon of one day (UTC); None without a cap.
-        spent_today: what its runs of today cost.
+        caps: by "day" and "year" (UTC), where there is one: epsilon, and what its runs of now cost of it.
         certificates: those that count, the oldest first.
         last_seen: UTC, ISO 8601; None where it never was.
         refusals: how many requests of its were refused, of those that the book of asks keeps.
@@ -145,8 +144,7 @@ class ClientFacts:
     spent: float
     remaining: float | None
     runs: int
-    daily_cap: float | None
-    spent_today: float
+    caps: dict[str, tuple[float, float]]
     certificates: tuple[CertificateFacts, ...]
     last_seen: str | None
     refusals: int

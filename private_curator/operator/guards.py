@@ -79,8 +79,7 @@ def meaning(budget: PrivacyBudget) -> str:
     """A budget in a sentence: the factor that it allows."""
     return (
         f"epsilon {budget.epsilon:g} lets what is concluded of one person become up to {factor(budget.epsilon)} times "
-        "as probable, but "
-        f"for a chance of {budget.delta:g}"
+        f"as probable, but for a chance of {budget.delta:g}"
     )
 
 

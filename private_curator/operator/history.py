@@ -248,6 +248,11 @@ def _budget(payload: Mapping[str, Any], name: str = "budget") -> str:
     return f"epsilon {payload[name]['epsilon']:g} at delta {payload[name]['delta']:g}"
 
 
+def _cap(payload: Mapping[str, Any], each: str) -> str:
+    epsilon, client = payload["epsilon"], payload["client"]
+    return f"{f'capped {client} at epsilon {epsilon:g}' if epsilon else f'took the cap off {client},'} a {each}"
+
+
 def _short(fingerprint: str) -> str:
     return f"{fingerprint[:16]}..."
 
@@ -272,20 +277,16 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
     Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",
     Kind.STATED: lambda p: f"stated the {p['item'].replace('-', ' ')}: {p['words']}",
-    Kind.RUN_OPENED: lambda p: (
-        f"was charged for a run of {p['steps']} steps, epsilon {rounded(p['epsilon'], up=True)} alone"
-    ),
+    Kind.RUN_OPENED: lambda p: f"was charged for {p['steps']} steps, epsilon {rounded(p['epsilon'], up=True)} alone",
     Kind.REPLIES_PRUNED: lambda p: f"closed the run {p['run']} and discarded its replies",
     Kind.STATE_ACCEPTED: lambda _: "accepted an older state of the ledger",
     Kind.COPIES_COUNTED: lambda p: f"charged {sum(r['times'] for r in p['runs'])} runs of a copy, or of a lost state",
     Kind.RESTORED: lambda p: f"put the ledger into its place; {p['forgotten_entries']} entries were forgotten",
     Kind.CLIENT_PAUSED: lambda p: f"paused {p['client']}",
     Kind.CLIENT_RESUMED: lambda p: f"resumed {p['client']}",
-    Kind.CAP_SET: lambda p: (
-        f"took the daily cap of {p['client']} away"
-        if p["epsilon"] is None
-        else f"capped {p['client']} at epsilon {p['epsilon']:g} a day"
-    ),
+    Kind.CAP_SET: lambda p: _cap(p, "day"),
+    Kind.YEAR_CAP_SET: lambda p: _cap(p, "year"),
+    Kind.RECORDS_UPDATED: lambda p: f"updated the records: {p['records']} from now on",
     Kind.BUDGET_REQUESTED: lambda p: f"asked for epsilon {p['epsilon']:g} more (request {p['number']})",
     Kind.REQUEST_DECIDED: lambda p: (
         f"{p['decision']} request {p['number']} of {p['client']}"

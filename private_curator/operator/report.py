@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dpswd.private_curator.operator.charts import spent_over_time
-from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ahead
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts, ahead
 from dpswd.private_curator.operator.history import Category, Event, selected
 from dpswd.private_curator.operator.officer import items
 from dpswd.private_curator.operator.record import Record
@@ -65,8 +65,8 @@ def _annex(record: Record, chosen: Sequence[Event]) -> Iterator[_Table]:
     listed = {event.run for event in chosen if event.category is Category.CHARGE}
     yield (
         "Who spent what",
-        ("Client", "State", "Share", "Spent", "Runs", "Daily cap", "Refusals", "Last seen"),
-        [(c.name, c.state, c.share, c.spent, c.runs, c.daily_cap, c.refusals, c.last_seen) for c in record.clients],
+        ("Client", "State", "Share", "Spent", "Runs", "Caps", "Refusals", "Last seen"),
+        [(c.name, c.state, c.share, c.spent, c.runs, _caps(c), c.refusals, c.last_seen) for c in record.clients],
     )
     yield (
         "Runs and their purposes",
@@ -188,3 +188,7 @@ def _check(check: Check | None) -> str:
         return "not since this was noted"
     result = "well" if check.ok else f"NOT WELL: {check.text}"
     return f"{check.time} by {check.by}, {check.entries} entries: {result}"
+
+
+def _caps(client: ClientFacts) -> str:
+    return ", ".join(f"{epsilon:g} a {each}" for each, (epsilon, _) in client.caps.items())

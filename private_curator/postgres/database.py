@@ -209,14 +209,9 @@ class PostgresDatabase:
     """
 
     def __init__(
-        self,
-        location: object,
-        *,
-        schema_name: str,
-        connect: Callable[[], Connection],
-        reading: Callable[[], contextlib.AbstractContextManager[Session]],
-        lock_timeout_s: float = LOCK_TIMEOUT_S,
-    ) -> None:
+        self, location: object, *, schema_name: str, connect: Callable[[], Connection],
+        reading: Callable[[], contextlib.AbstractContextManager[Session]], lock_timeout_s: float = LOCK_TIMEOUT_S,
+    ) -> None:  # fmt: skip
         self._location = location
         self._schema_name = schema_name
         self._connect = connect

@@ -58,7 +58,7 @@ class Target:
         if self.count != promised:
             raise SettingsError(
                 f"{file} holds {self.count} records, the ledger was made for {promised}; a budget belongs to one data "
-                "set, and another number of records is another data set: restore the file, or make a new curator"
+                "set: restore the file, take its newer state (`records accept --update`), or make a new curator"
             )
 
     def take(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -49,6 +49,7 @@ from dpswd.shared.core.errors import (
     LedgerCorrupt,
     LedgerUnavailable,
     RequestInvalid,
+    RunFinished,
 )
 from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES
 from dpswd.shared.core.mechanisms.declared import AdmittedRun
@@ -317,25 +318,19 @@ class CuratorService:
         broken = one_line("purpose", request.purpose) + positive_or_zero("wanted", request.wanted)
         if broken:
             raise RequestInvalid(tuple(broken))
-        run_id, receipt = "", None
-        if request.validate_only:
-            event = self.admitted(client, parameters)[0].event
-        else:
+        if not request.validate_only:
             run = self._opened(client, request.request_id, parameters, purpose=request.purpose)
-            run_id, receipt, event = run.run_id, wire.receipt(run), run.event
-        quote = self.ledger.price_run(client=client.name, event=event)
-        if request.wanted and not run_id and quote.refusal is not None:
+            whole, own = self._budgets(*self.ledger.budget_of(client.name))
+            opened: dict[str, Any] = {"run_id": run.run_id, "receipt": wire.receipt(run), "steps_that_fit": run.steps}
+            return pb.OpenRunResponse(
+                epsilon=run.epsilon, data_set_budget=whole, client_budget=own, fits=True, **opened
+            )
+        quote = self.ledger.price_run(client=client.name, event=self.admitted(client, parameters)[0].event)
+        if request.wanted and quote.refusal is not None:
             raise dataclasses.replace(quote.refusal, requested=request.wanted)
-        data_set_budget, client_budget = self._budgets(quote.data_set, quote.client)
-        return pb.OpenRunResponse(
-            run_id=run_id,
-            epsilon=quote.epsilon,
-            data_set_budget=data_set_budget,
-            client_budget=client_budget,
-            fits=quote.fits or bool(run_id),
-            steps_that_fit=event.steps if run_id else quote.steps_that_fit,
-            receipt=receipt,
-        )
+        whole, own = self._budgets(quote.data_set, quote.client)
+        fits: dict[str, Any] = {"fits": quote.fits, "steps_that_fit": quote.steps_that_fit}
+        return pb.OpenRunResponse(epsilon=quote.epsilon, data_set_budget=whole, client_budget=own, **fits)
 
     def _opened(self, client: Client, request_id: str, parameters: RunParameters, *, purpose: str) -> Run:
         """The run that this very request has opened, or a new one, charged."""
@@ -372,6 +367,8 @@ class CuratorService:
         # First of all: a reply that was paid for is sent again whatever the operator has decided since.
         stored = self.ledger.stored_reply(request, run_id=run_id)
         if stored is None:
+            if charged.event.step.records != self.data_set.records:
+                raise RunFinished("the operator has updated the records since this run was opened; open another run")
             run, extractor = self.admitted(client, wire.declared(charged.parameters))
             if run.event != charged.event:
                 # The charge and the computation must describe one and the same release, or the price is not its price.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
 import warnings
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 FOLDER = "folder"
 """As --labels-array: the label is the name of the first folder below PATH."""
+FILE = "file"
+"""As the first column of a table of labels: names of files, as they lie below PATH."""
 _COLOURS = {"RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 _NUMBERS = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "Rows", "Columns")
 _NIFTI = (".nii", ".nii.gz")
@@ -36,7 +39,8 @@ class ScanSource:
 
     Args:
         path: the folder.
-        settings: `labels_array` names a DICOM keyword, a part of a BIDS name, or `FOLDER`.
+        settings: `labels_array` names a DICOM keyword, a part of a BIDS name, or `FOLDER`; of `labels_file`, a table
+            whose first column is `FILE` or one of the former, it names the column of labels.
         dicom: whether they are DICOM; else NIfTI.
         person: a DICOM keyword such as PatientID, or a part of a BIDS name such as sub.
         most: files of each person that stay.
@@ -47,13 +51,16 @@ class ScanSource:
     """
 
     def __init__(self, path: Path, settings: RecordsSettings, *, dicom: bool, person: str | None, most: int) -> None:
-        if settings.unlabelled or settings.columns or settings.labels_file:
-            raise SettingsError("--unlabelled, --columns and --labels-file have no meaning for scans; leave them out")
+        if settings.unlabelled or settings.columns:
+            raise SettingsError("--unlabelled and --columns have no meaning for scans; leave them out")
         head, self._values = (_dicom_head, _dicom_values) if dicom else (_nifti_head, _nifti_values)
         self.origin: dict[str, Any] = {"path": str(path)}
         lost = Counter[str]()
-        by = settings.labels_array
-        words = tuple(each for each in (person, by) if each is not None and each != FOLDER)
+        by, key, labels, used = settings.labels_array, settings.labels_array, dict[str, str](), set[str]()
+        if settings.labels_file is not None:
+            by = by or "label"
+            key, labels = _labels_of(path.parent / settings.labels_file, by)
+        words = tuple(each for each in (person, key) if each not in (None, FOLDER, FILE))
         heads: list[tuple[Path, tuple[int, ...], str, str]] = []
         for file in [path] if path.is_file() else sorted(path.rglob("[!.]*")):
             if not (file.is_file() and (dicom or file.name.lower().endswith(_NIFTI))):
@@ -63,12 +70,17 @@ class ScanSource:
             except Unfit as error:
                 lost[f"files {error}"] += 1
                 continue
-            inside = file.relative_to(path).parts
-            label = inside[0] if by == FOLDER and len(inside) > 1 else text.get(by or "", "")
+            inside = file.relative_to(path)
+            text |= {FOLDER: inside.parts[0] if len(inside.parts) > 1 else "", FILE: inside.as_posix()}
+            label = text.get(key or "", "")
+            if settings.labels_file is not None:
+                used.add(label)
+                label = labels.get(label, "")
             if (by and not label) or (person and not text[person]):
                 lost[f"files without a {'label' if by and not label else 'person'}"] += 1
             else:
                 heads.append((file, shape, text.get(person or "", ""), label))
+        lost["rows of labels without a file"] = len(labels.keys() - used)
         if not heads:
             raise RecordsRefused(f"{path} holds no file that becomes a record ({words_of(lost) or 'it is empty'})")
         first, (usual, _) = First(most), Counter(shape for _, shape, _, _ in heads).most_common(1)[0]
@@ -98,6 +110,23 @@ class ScanSource:
             self.lost = lost
             if records:
                 yield Batch(np.stack(records), np.array(labels) if self.layout.labels else None)
+
+
+def _labels_of(path: Path, column: str) -> tuple[str, dict[str, str]]:
+    """The first column of a table of labels, and the label for each of its values."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            key, *others = rows.fieldnames or [""]
+            if column not in others:
+                raise SettingsError(f"{path}: needed are a first column that tells scans apart, and {column!r}")
+            labels: dict[str, str] = {}
+            for row in rows:
+                if labels.setdefault(row[key] or "", row[column] or "") != (row[column] or ""):
+                    raise RecordsRefused(f"{path} has two labels for one {key}; keep one of them")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SettingsError(f"{path} cannot be read ({type(error).__name__}); needed is CSV in UTF-8") from error
+    return key, labels
 
 
 def _dicom_head(path: Path, words: tuple[str, ...]) -> tuple[tuple[int, ...], dict[str, str]]:

@@ -1,23 +1,24 @@
-"""``evaluate``: how good a model is on a hospital's labelled records, noised and charged."""
+"""``evaluate``: how good a model is on a hospital's labelled records, noised and charged; once, or again and again."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from dpswd.public_client.cli.options import DIRECTORY, EXIT_DOES_NOT_FIT, connect, curator_options, format_option, tell
-from dpswd.shared.core.errors import SettingsError, rounded
+from dpswd.public_client.cli.options import (
+    DIRECTORY,
+    EXIT_DOES_NOT_FIT,
+    FILE,
+    connect,
+    curator_options,
+    format_option,
+    tell,
+)
+from dpswd.shared.core.errors import rounded
 
-if TYPE_CHECKING:
-    from dpswd.public_client.plans.plan import Plan
-    from dpswd.public_client.training.run import RequestIds
-
-REQUEST_FILE = "evaluation.json"
-REPORT_FILE = "report.json"
+WATCHING = "a round of watching a delivered model"
+"""The purpose of a round, where none is given: the operator sees it in the console."""
 
 
 @click.command()
@@ -33,6 +34,15 @@ REPORT_FILE = "report.json"
     type=DIRECTORY,
     help="Keeps request, receipts and report; repeated with the same directory, the evaluation is not charged again.",
 )
+@click.option(
+    "--every",
+    type=click.IntRange(1, 3660),
+    metavar="DAYS",
+    help="With --directory: one round so often. For a daily job: it asks nothing before one is due, and goes on with a "
+    "killed one. Says whether MODEL has become worse.",
+)
+@click.option("--appended", is_flag=True, help="With --every: earlier records all stay; the added ones are compared.")
+@click.option("--then", "experiment", type=FILE, help="With --every: an experiment that is run if MODEL became worse.")
 @format_option
 def evaluate(
     model: Path,
@@ -44,6 +54,9 @@ def evaluate(
     purpose: str,
     price: bool,
     directory: Path | None,
+    every: int | None,
+    appended: bool,
+    experiment: Path | None,
     output: str,
 ) -> None:
     """Accuracy, confusion matrix and calibration of MODEL (an adapted model's file) on the hospital's labelled records.
@@ -53,9 +66,24 @@ def evaluate(
     """
     from dpswd.public_client.methods.evaluation import Evaluate, accuracy_error, quoted_for
     from dpswd.public_client.methods.evaluation import evaluate as evaluated
-    from dpswd.public_client.training.run import RequestIds
     from dpswd.public_client.training.saved_model import load_adapted
+    from dpswd.public_client.watching.repeating import begun_or_new, write_report
 
+    if every is None and (appended or experiment):
+        raise click.UsageError("--appended and --then are of --every")
+    if every is not None and not price:
+        if directory is None:
+            raise click.UsageError("--every needs a --directory of its own, which knows what was done")
+        from dpswd.public_client.watching.watch import watch
+
+        method = Evaluate(confusion=confusion, bins=bins)
+        with connect(address, credentials, run_directory=directory, purpose=purpose or WATCHING) as hospital:
+            watched = watch(
+                directory, model, hospital, method,
+                epsilon=epsilon, every=every, appended=appended, experiment=experiment, progress=output == "text",
+            )  # fmt: skip
+        tell(output, watched.to_json(), watched)
+        return
     loaded = load_adapted(model, device="cpu")
     method = Evaluate(confusion=confusion, bins=bins)
     with connect(address, credentials, run_directory=directory, purpose=purpose) as hospital:
@@ -68,49 +96,9 @@ def evaluate(
             if not quote.fits:
                 raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
             return
-        begun = None if directory is None else _begun(directory, plan)
-        if begun is None:
-            plan, ids = quoted_for(hospital.curator, loaded, plan)[0], RequestIds()
-            if directory is not None:
-                _keep(directory, plan, ids)
-        else:
-            plan, ids = begun
+        plan, ids = begun_or_new(directory, hospital, loaded, plan)
         if output == "text":
             click.echo(plan, err=True)
         report = evaluated(hospital.curator, loaded, plan, request_ids=ids)
-    if directory is not None:
-        (directory / REPORT_FILE).write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
+    write_report(directory, report)
     tell(output, report.to_json(), report)
-
-
-def _begun(directory: Path, plan: Plan) -> tuple[Plan, RequestIds] | None:
-    """The evaluation that the directory was begun with; None where there is none.
-
-    Raises:
-        SettingsError: the directory holds another evaluation.
-    """
-    from dpswd.public_client.methods.evaluation import Evaluate
-    from dpswd.public_client.plans.plan import Plan
-    from dpswd.public_client.training.run import RequestIds
-
-    file = directory / REQUEST_FILE
-    if not file.exists():
-        return None
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        begun, ids = Plan.from_json(values["plan"], method=Evaluate), RequestIds(**values["ids"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise SettingsError(f"{file} cannot be read; choose another --directory") from error
-    if (begun.method, begun.epsilon) != (plan.method, plan.epsilon):
-        raise SettingsError(
-            f"{directory} holds an evaluation with other options (epsilon {begun.epsilon}, {begun.method}); repeat it "
-            "with its own, or choose another --directory"
-        )
-    return begun, ids
-
-
-def _keep(directory: Path, plan: Plan, ids: RequestIds) -> None:
-    """Writes what a repeat needs, before anything is charged."""
-    directory.mkdir(parents=True, exist_ok=True)
-    values = {"plan": plan.to_json(), "ids": asdict(ids)}
-    (directory / REQUEST_FILE).write_text(json.dumps(values, indent=1, sort_keys=True), encoding="utf-8")

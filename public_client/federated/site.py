@@ -53,15 +53,9 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
     run: FinetuneRun | None
 
     def __init__(
-        self,
-        hospital: Hospital,
-        plan: Plan,
-        model: nn.Module,
-        *,
-        directory: str | Path,
-        steps: int = 1,
+        self, hospital: Hospital, plan: Plan, model: nn.Module, *, directory: str | Path, steps: int = 1,
         optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer] = torch.optim.Adam,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(plan.method, Finetune) or plan.method.descent != "adam":
             raise InvalidValue(f"a round asks for labelled gradients; plan it with Finetune(), not {plan.method!r}")
         names = tuple(name for name, own in model.named_parameters() if own.requires_grad)

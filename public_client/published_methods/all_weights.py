@@ -175,15 +175,9 @@ class AlignedRun(DescentRun[GradientReply]):
     """
 
     def __init__(
-        self,
-        curator: Curator,
-        ready: Declarable,
-        plan: Plan,
-        *,
-        target_norm: float,
-        feature_map: FeatureMap | None = None,
-        checkpoint: Checkpoint | None = None,
-    ) -> None:
+        self, curator: Curator, ready: Declarable, plan: Plan, *, target_norm: float,
+        feature_map: FeatureMap | None = None, checkpoint: Checkpoint | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
         self._target_norm = target_norm
         self._own_map: FeatureMap | None = None

@@ -125,15 +125,9 @@ class PublicStep:
 
 
 def align(
-    group: Group,
-    optimizer: torch.optim.Optimizer,
-    public: Callable[[], PublicStep],
-    training: Training,
-    *,
-    averaging: float,
-    weight: float = 1.0,
-    heard: Callable[[Mapping[str, float]], None] = lambda _: None,
-) -> None:
+    group: Group, optimizer: torch.optim.Optimizer, public: Callable[[], PublicStep], training: Training, *,
+    averaging: float, weight: float = 1.0, heard: Callable[[Mapping[str, float]], None] = lambda _: None,
+) -> None:  # fmt: skip
     """The training loop: a public half, a charged step of every site, one descent; store, record, go on.
 
     Args:

@@ -287,15 +287,9 @@ class SumsRun(Release[SlicedReply]):
     """
 
     def __init__(
-        self,
-        curator: Curator,
-        ready: Declarable,
-        plan: Plan,
-        sums: PseudoLabelSums,
-        feature_map: FeatureMap,
-        *,
+        self, curator: Curator, ready: Declarable, plan: Plan, sums: PseudoLabelSums, feature_map: FeatureMap, *,
         checkpoint: Checkpoint | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sums = sums
         super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
 

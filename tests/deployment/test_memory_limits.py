@@ -55,13 +55,11 @@ def test_what_serves_starts_again_and_no_log_fills_a_disk(name):
         assert described["logging"]["options"]["max-size"] == "10m", service
 
 
-@pytest.mark.parametrize("name", ["curator.yaml", "init.yaml"])
-def test_every_pod_of_kubernetes_has_a_limit(name):
-    seen = []
-    for document in yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / name).read_text()):
-        for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
-            limit = size(container["resources"]["limits"]["memory"])
-            assert limit >= size(container["resources"]["requests"]["memory"])
-            assert limit >= needed() or document["kind"] == "Job"  # a job serves nobody
-            seen.append(container["name"])
-    assert len(seen) == 1
+def test_every_pod_of_the_chart_has_a_limit():
+    own = yaml.safe_load((ROOT / "deploy" / "helm" / "values.yaml").read_text())["resources"]
+    assert size(own["limits"]["memory"]) >= size(own["requests"]["memory"])
+    assert size(own["limits"]["memory"]) >= needed()
+    templates = ROOT / "deploy" / "helm" / "templates"
+    assert "resources: {{ toJson .Values.resources }}" in (templates / "_parts.tpl").read_text()
+    for name, containers in (("init.yaml", 1), ("curator.yaml", 2)):
+        assert (templates / name).read_text().count('include "dpswd.container"') == containers

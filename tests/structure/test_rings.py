@@ -15,7 +15,7 @@ RINGS = {
     "core": ("shared/core", "private_curator/core"),
     "sandbox": ("shared/sandbox", "private_curator/sandbox"),
 }
-BUDGETS = {"core": 8_289, "sandbox": 3_516}
+BUDGETS = {"core": 8_283, "sandbox": 3_516}
 """Lines of each ring, generated code aside. These numbers only ever fall: 8,000 is the next aim of the core."""
 
 

@@ -11,8 +11,6 @@ from dpswd.shared.core.privacy.filter import PrivacyFilter
 
 DATA_SET = "data set"
 CLIENT = "client"
-DAY = "day"
-"""The scope of a refusal by the cap on what one client may spend in a day."""
 
 
 @dataclass(frozen=True)

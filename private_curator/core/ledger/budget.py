@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from dpswd.private_curator.core.ledger.accounting import Accounting
-from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, DAY, Account, Charge
+from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET, Account, Charge
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind
 from dpswd.shared.core.errors import (
     BudgetExhausted,
@@ -27,7 +27,7 @@ from dpswd.shared.core.errors import (
     RelationMismatch,
 )
 from dpswd.shared.core.ledger.receipts import SignedEntry
-from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.budget import Price, PrivacyBudget
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.privacy.filter import PrivacyFilter
 
@@ -46,6 +46,7 @@ class Books:
     time: str = ""
     ledger_id: str = ""
     records: int = 0
+    updated: int = 0  # the last entry before the records became what they are
     records_per_person: int = 1
     public_key: str = ""
     state: DataSetState = DataSetState.OPEN
@@ -54,7 +55,6 @@ class Books:
     clients: dict[str, Client] = field(default_factory=dict)
     charged: Counter[str] = field(default_factory=Counter)  # runs, by client
     spending: dict[str, Any] = field(default_factory=dict)  # sums of each client's prices in the data set's filter
-    days: dict[str, tuple[str, Any]] = field(default_factory=dict)  # the same of its last day with a charge
     day: str = ""  # UTC, the latest that an entry states
 
     def apply(self, entry: SignedEntry) -> None:
@@ -91,7 +91,7 @@ class Books:
 
     def snapshot(self) -> Self:
         """These books as they are now, for work outside of the ledger's lock."""
-        changing = ("shares", "clients", "charged", "spending", "days")
+        changing = ("shares", "clients", "charged", "spending")
         copies: dict[str, Any] = {name: copy.copy(getattr(self, name)) for name in changing}
         return replace(self, **copies)
 
@@ -136,10 +136,11 @@ class Books:
             raise RelationMismatch(f"this data set's budget holds under {relation.value!r} neighbours only")
         return tuple(self._charge(scope, account, event) for scope, account in self.accounts(client).items())
 
-    def admits(self, client: str, charges: tuple[Charge, ...], *, day: str) -> bool:
-        """Whether prices made earlier belong to the filters in force now, and every account bears them."""
+    def admits(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> bool:
+        """Whether prices made earlier belong to the records and filters of now, and every account bears them."""
         accounts = self.accounts(client)
-        if self.closed or accounts.keys() != {charge.scope for charge in charges}:
+        alike = event.step.records == self.records and accounts.keys() == {charge.scope for charge in charges}
+        if self.closed or not alike:
             return False
         for charge in charges:
             account = accounts[charge.scope]
@@ -147,18 +148,13 @@ class Books:
                 return False
             if charge.fresh and account.budget != charge.filter.budget:
                 return False
-            try:
-                self._ready(client, charge).admit(charge.price)
-            except BudgetExhausted:
-                return False
-        today = self._today(client, charges[0], day)
         try:
-            return today is None or bool(today.admit(charges[0].price))
+            return all(account.admit(price) for _, account, price in self.bearing(client, charges, day))
         except BudgetExhausted:
             return False
 
     def admit(self, client: str, event: RunEvent, charges: tuple[Charge, ...], *, day: str) -> None:
-        """Checks that every account bears its charge, and the client's day; changes nothing.
+        """Checks that every account bears its charge; changes nothing.
 
         Raises:
             BudgetExhausted: the account named by its ``scope`` does not, with the number of steps that still fit.
@@ -168,10 +164,7 @@ class Books:
             requested = charge.filter.alone(charge.price)
             spent = charge.filter.epsilon(self._ready(client, charge).spent)
             raise BudgetExhausted(requested, spent, 0.0, scope=f"{self.state.value} {DATA_SET}")
-        accounts = [(charge.scope, self._ready(client, charge), charge.price) for charge in charges]
-        today = self._today(client, charges[0], day)
-        if today is not None:
-            accounts.append((DAY, today, charges[0].price))
+        accounts = self.bearing(client, charges, day)
         for scope, account, price in accounts:
             try:
                 account.admit(price)
@@ -193,15 +186,9 @@ class Books:
             return account
         return replace(account, filter=charge.filter, spent=charge.filter.zero())
 
-    def _today(self, client: str, charge: Charge, day: str) -> Account | None:
-        """What the client may still spend today: its cap as a budget of the data set's filter; None without a cap."""
-        cap = self.clients[client].daily_epsilon
-        if cap is None:
-            return None
-        budget = replace(self.account.budget, epsilon=cap)
-        last, spent = self.days.get(client, ("", None))
-        filter_ = charge.filter.with_budget(budget)
-        return Account(budget, filter_, spent if last == day else filter_.zero())
+    def bearing(self, client: str, charges: tuple[Charge, ...], day: str) -> list[tuple[str, Account, Price]]:  # noqa: ARG002
+        """Every account that must bear a run on that day, and its price; more of them where caps are kept."""
+        return [(charge.scope, self._ready(client, charge), charge.price) for charge in charges]
 
     def _rebudgeted(self, account: Account, budget: PrivacyBudget, text: str | None) -> Account:
         require((account.filter is None) == (text is None), "a fixed filter changes with its budget")
@@ -267,9 +254,10 @@ class Books:
         require(client.paused is not paused, "a client is paused once, and resumed once")
         self.clients[client.name] = replace(client, paused=paused)
 
-    def _cap_set(self, payload: Mapping[str, Any]) -> None:
-        client = self.clients[payload["client"]]
-        self.clients[client.name] = replace(client, daily_epsilon=payload["epsilon"])
+    def _records_updated(self, payload: Mapping[str, Any]) -> None:
+        """A person who stays is charged in the same accounts as before."""
+        require(type(payload["records"]) is int and payload["records"] > 0, "a data set has at least one record")
+        self.records, self.updated = payload["records"], self.seq
 
     def _budget_set(self, payload: Mapping[str, Any]) -> None:
         self.data_set = self._rebudgeted(self.account, self.read_budget(payload["budget"]), payload["filter"])
@@ -285,8 +273,6 @@ class Books:
         price = self.accounting.price_from_json(prices[DATA_SET])
         self.data_set = self.account.admit(price)
         filter_ = self.account.fixed_filter
-        last, spent = self.days.get(client, ("", None))
-        self.days[client] = self.day, filter_.add(spent if last == self.day else filter_.zero(), price)
         self.spending[client] = filter_.add(self.spending.get(client, filter_.zero()), price)
         if client in self.shares:
             self.shares[client] = self.shares[client].admit(self.accounting.price_from_json(prices[CLIENT]))
@@ -320,6 +306,6 @@ Books.handlers = {
     Kind.ENDED: lambda books, _: books._state_set(DataSetState.ENDED),
     Kind.CLIENT_PAUSED: lambda books, payload: books._client_paused(payload, paused=True),
     Kind.CLIENT_RESUMED: lambda books, payload: books._client_paused(payload, paused=False),
-    Kind.CAP_SET: Books._cap_set,
+    Kind.RECORDS_UPDATED: Books._records_updated,
     Kind.RUN_OPENED: Books._charged,
 }

@@ -161,8 +161,9 @@ def bind(
     run = held_run(connection, transaction.books.accounting, request.client, run_id)
     if transaction.books.state is not DataSetState.OPEN:
         raise GrantNotHeld(f"the operator has {transaction.books.state.value} this data set: nothing is released")
-    if run.pruned:
-        raise RunFinished("the operator has closed this run; open another run")
+    if run.pruned or run.receipt.entry.seq <= transaction.books.updated:
+        why = "closed this run" if run.pruned else "updated the records since this run was opened"
+        raise RunFinished(f"the operator has {why}; open another run")
     transaction.books.active(request.client)
     bound = _find_binding(connection, request)
     if bound is not None and unstored == bound[2]:  # nobody took it over since

@@ -39,6 +39,7 @@ class RunActs(Store[B_co]):
         self._computing: dict[tuple[str, str], int] = {}
         # The attempt of each request that was computed and could not be stored, by no fault of a record.
         self._unstored: dict[tuple[str, str], int] = {}
+        self._loaded = self._books.updated  # of which update this process serves the records
 
     def serve(self) -> None:
         """Claims the right to charge and to compute, until this process closes the ledger or dies.
@@ -84,7 +85,9 @@ class RunActs(Store[B_co]):
                 transaction.books.holder(client)
                 run = opened_before(transaction.connection, self.accounting, request)
                 books = transaction.books
-                if run is None and books.admits(client, charges, day=self.day(books)):
+                if run is None:
+                    self._require_loaded(books)
+                if run is None and books.admits(client, event, charges, day=self.day(books)):
                     run = charge(
                         transaction,
                         request=request,
@@ -160,6 +163,7 @@ class RunActs(Store[B_co]):
                 stored = answered(transaction.connection, run_id, request)
                 if stored is not None:
                     return stored
+                self._require_loaded(self._books)
                 self._not_in_progress(transaction, request)
                 held = True
                 unstored = self._unstored.get(request.mark)
@@ -229,6 +233,11 @@ class RunActs(Store[B_co]):
             self._database.release(mark)  # first: once the entry is gone, another thread may mark the step anew
             self._computing.pop(mark, None)
 
+    def _require_loaded(self, books: Books) -> None:
+        """Nothing is charged or computed for records that this process was not started on."""
+        if books.updated != self._loaded:
+            raise LedgerUnavailable("the records were updated since this curator started; the operator restarts it")
+
     def _not_in_progress(self, transaction: Transaction[Books], request: Request) -> None:
         """Marks the step as this process's."""
         if request.mark in self._computing or not self._database.hold(transaction.connection, request.mark):
@@ -252,7 +261,7 @@ class RunActs(Store[B_co]):
             raise RequestInProgress("another curator has taken this step over; repeat the request later with its id")
 
     def day(self, books: Books) -> str:
-        """Today, UTC, for the cap on a client's day; a clock that was put back begins no new one."""
+        """Today, UTC, for the caps on a client's day and year; a clock that was put back begins no new one."""
         return max(books.day, self._clock().astimezone(UTC).date().isoformat())
 
     def _snapshot(self) -> B_co:

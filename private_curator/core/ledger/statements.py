@@ -57,6 +57,8 @@ class Kind(enum.StrEnum):
     CLIENT_PAUSED = "client-paused"
     CLIENT_RESUMED = "client-resumed"
     CAP_SET = "cap-set"
+    YEAR_CAP_SET = "year-cap-set"
+    RECORDS_UPDATED = "records-updated"
     BUDGET_REQUESTED = "budget-requested"
     REQUEST_DECIDED = "request-decided"
     OPERATOR_ADDED = "operator-added"
@@ -83,7 +85,6 @@ class Client:
         revoked: whether the operator has shut the client out.
         others: fingerprints of older certificates that still count, the oldest first.
         paused: whether nothing new is released to it until the operator resumes it.
-        daily_epsilon: the most that its runs of one day (UTC) may cost together; None without a cap.
     """
 
     name: str
@@ -92,7 +93,6 @@ class Client:
     revoked: bool
     others: tuple[str, ...] = ()
     paused: bool = False
-    daily_epsilon: float | None = None
 
     @property
     def fingerprints(self) -> tuple[str, ...]:

@@ -183,6 +183,40 @@ def test_the_life_of_a_client(operator, tmp_path):
     operator.run("clients", "--revoke", "nobody", "--reason", "x", status=7)
 
 
+def test_caps_are_set_and_taken_away_for_a_day_and_a_year(operator, tmp_path):
+    operator.run("add", "ml-team", "--out", tmp_path / "a")
+    operator.run("clients", "ml-team", "--cap", 0.25, "--reason", "a brake")
+    assert "ml-team may spend epsilon 0.4 a year" in operator.run(
+        "clients", "ml-team", "--cap", 0.4, "--year", "--reason", "it watches its model"
+    )
+    (row,) = operator.json("clients")
+    assert [row[name] for name in ("cap_day", "spent_day", "cap_year", "spent_year")] == [0.25, 0.0, 0.4, 0.0]
+    operator.run("clients", "ml-team", "--cap", 0, "--reason", "no brake")
+    assert "ml-team has no cap for a year" in operator.run(
+        "clients", "ml-team", "--cap", 0, "--year", "--reason", "over"
+    )
+    (row,) = operator.json("clients")
+    assert (row["cap_day"], row["cap_year"]) == (None, None)
+    operator.run("clients", "ml-team", "--share", 0.5, "--year", "--reason", "x", status=2)
+
+
+def test_records_are_updated_by_an_act_with_its_doubts(operator):
+    """Another number is refused but as an update; a delta of one over it has to be typed out."""
+    grown = np.zeros((120_000, 1), dtype=np.float32)
+    np.save(operator.directory / "records.npy", np.load(operator.directory / "records.npy")[:30])
+    assert "--update" in operator.run("records", "accept", "--reason", "fewer", status=3)
+    operator.run("records", "accept", "--update", "--reason", "ten withdrew their consent")
+    assert operator.json("budget")["records"] == 30
+    assert "updated the records: 30 from now on" in operator.run("history")
+    assert all(row["ok"] for row in operator.json("preflight"))
+    np.save(operator.directory / "records.npy", grown)
+    words = ("records", "accept", "--update", "--reason", "a larger cohort")
+    assert "1/n or more of 120000 records" in operator.run(*words, status=3)
+    assert operator.json("budget")["records"] == 30
+    operator.run(*words, "--confirm", "epsilon 2, delta 1e-05")
+    assert operator.json("budget")["records"] == 120_000
+
+
 def test_a_clients_key_never_comes_here(operator, tmp_path):
     request = make_identity("hospital-b", tmp_path / "b")
     fingerprint = ("--fingerprint", request_fingerprint(request.read_bytes()))

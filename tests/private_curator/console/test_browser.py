@@ -281,7 +281,9 @@ def test_an_operator_takes_a_client_in_extends_and_publishes(browser, tmp_path):
     (made,) = tmp_path.glob(f"{CLIENT}-*.dpswd")
     assert Publication.read(made).problems(site.key) == []
     record = Record(site.home)
-    assert [(each.name, each.share, each.daily_cap) for each in record.clients[1:]] == [("cardiology", 2.5, 0.25)]
+    assert [(each.name, each.share, each.caps) for each in record.clients[1:]] == [
+        ("cardiology", 2.5, {"day": (0.25, 0.0)})
+    ]
     assert (record.overview.epsilon, len(record.runs)) == (3.5, 1)
 
 

@@ -383,9 +383,15 @@ def test_share_cap_and_budget_take_what_the_commands_take(home):
     assert send(client, "/clients/share", client="ml-team", epsilon="2.5", reason="a share").status_code == 303
     assert send(client, "/clients/cap", client="ml-team", epsilon="0.25", reason="a brake").status_code == 303
     first = Record(home).clients[0]
-    assert (first.share, first.daily_cap) == (2.5, 0.25)
+    assert (first.share, first.caps) == (2.5, {"day": (0.25, 0.0)})
     assert send(client, "/clients/cap", client="ml-team", epsilon="0", reason="no brake").status_code == 303
-    assert Record(home).clients[0].daily_cap is None
+    assert not Record(home).clients[0].caps
+    watching = {"client": "ml-team", "reason": "it only watches", "year": "yes"}
+    assert send(client, "/clients/cap", epsilon="0.4", **watching).status_code == 303
+    assert Record(home).clients[0].caps == {"year": (0.4, 0.0)}
+    assert "epsilon 0.4; 0.0000 spent this year" in client.get("/clients").text
+    assert "capped ml-team at epsilon 0.4 a year" in client.get("/history").text
+    assert send(client, "/clients/cap", epsilon="0", **watching).status_code == 303
     refused = send(client, "/clients/share", client="ml-team", epsilon="9", reason="too much")
     assert refused.status_code == 409
     assert '<a href="/budget#extend">extend the budget first</a>' in refused.text

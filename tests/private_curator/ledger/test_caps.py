@@ -9,7 +9,7 @@ import pytest
 from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.core.ledger.accounts import DAY
+from dpswd.private_curator.caps.books import DAY
 from dpswd.shared.core.errors import BudgetExhausted
 
 MONDAY = datetime(2026, 6, 1, 23, 0, tzinfo=UTC)

@@ -159,3 +159,63 @@ def test_volumes_are_scaled_and_turned_one_way(folder, tmp_path):
     for lost in ("1 files that are no volume of three dimensions", "1 files with NaN or infinite values",
                  "1 files of another size", "1 further files of a person"):  # fmt: skip
         assert lost in words
+
+
+@pytest.mark.parametrize("key", ["StudyInstanceUID", "PatientID", "file"])
+def test_labels_come_from_a_table_and_what_has_none_is_counted(folder, tmp_path, key):
+    """By study, by patient or by file; rows and files that do not meet are counted, and no patient's number is told."""
+    for place in range(5):
+        fields = {"StudyInstanceUID": f"1.2.{place}", "PatientID": f"patient{place}"}
+        dicom(folder / "year" / f"{place}.dcm", GREY + np.uint16(place), **fields)
+    values = {"StudyInstanceUID": "1.2.{}", "PatientID": "patient{}", "file": "year/{}.dcm"}[key]
+    labels = ["ill", "well", "ill", ""]  # the fifth file has no row, the fourth no label
+    rows = [f"{values.format(place)},x,{label}" for place, label in enumerate(labels)]
+    rows += [f"{values.format(9)},x,well"]
+    (tmp_path / "labels.csv").write_text("\n".join([f"{key},reader,diagnosis", *rows]) + "\n", encoding="utf-8-sig")
+    words = convert(tmp_path, folder, "--labels-file", tmp_path / "labels.csv", "--labels-array", "diagnosis")
+    assert json.loads((tmp_path / "r.classes.json").read_text()) == ["ill", "well"]
+    assert np.load(tmp_path / "r.labels.npy").tolist() == [0, 1, 0]
+    assert [int(record[0, 0, 1]) for record in np.load(tmp_path / "r.npy")] == [
+        int(grades(np.array([[300 + place]]), 0, 4095)[0, 0]) for place in range(3)
+    ]
+    assert "2 files without a label, 1 rows of labels without a file" in words
+    assert "patient" not in words
+
+
+def test_labels_of_volumes_come_from_a_table(tmp_path):
+    folder = tmp_path / "volumes"
+    folder.mkdir()
+    for sub in ("01", "02", "03"):
+        nibabel.save(
+            nibabel.Nifti1Image(np.ones((2, 2, 2), np.float32) * int(sub), np.eye(4)), folder / f"sub-{sub}_T1w.nii"
+        )
+    (tmp_path / "participants.csv").write_text("sub,label\n01,old\n02,young\n03,old\n")
+    words = convert(tmp_path, folder, "--labels-file", tmp_path / "participants.csv")
+    assert np.load(tmp_path / "r.labels.npy").tolist() == [0, 1, 0]
+    assert "lost nothing" in words
+
+
+@pytest.mark.parametrize(
+    ("table", "status", "words"),
+    [
+        ("PatientID,label\np1,a\np1,b\n", 4, "two labels for one PatientID"),
+        ("PatientID\np1\n", 3, "first column that tells scans apart, and 'label'"),
+        ("", 3, "first column"),
+        ("NoKeyword,label\np1,a\n", 3, "no DICOM keyword"),
+        (None, 3, "cannot be read"),
+    ],
+)
+def test_a_table_that_says_nothing_or_two_things_is_refused(folder, tmp_path, table, status, words):
+    dicom(folder / "a.dcm", GREY)
+    if table is not None:
+        (tmp_path / "labels.csv").write_text(table)
+    said = convert(tmp_path, folder, "--labels-file", tmp_path / "labels.csv", status=status)
+    assert words in said
+    assert "p1" not in said
+
+
+def test_a_table_without_rows_labels_nothing(folder, tmp_path):
+    dicom(folder / "a.dcm", GREY)
+    (tmp_path / "labels.csv").write_text("PatientID,label\n")
+    said = convert(tmp_path, folder, "--labels-file", tmp_path / "labels.csv", status=4)
+    assert "1 files without a label" in said

@@ -67,6 +67,24 @@ def test_describe_and_plan_read_a_curator(served):
     assert served.curator.spent == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--appended"], "--appended and --then are of --every"),
+        (["--then", "again.toml"], "--appended and --then are of --every"),
+        (["--every", "90"], "--every needs a --directory of its own"),
+        (["--every", "0"], "Invalid value for '--every'"),
+    ],
+)
+def test_a_watch_without_its_options_is_refused_before_anybody_is_asked(tmp_path, words, said):
+    model = tmp_path / "model.safetensors"
+    model.touch()
+    there = ["--curator", "localhost:1", "--credentials", str(tmp_path)]
+    result = invoke("evaluate", str(model), *there, "--epsilon", "0.1", *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
 def test_an_unreachable_curator_has_its_own_exit_code(certificates, monkeypatch):
     monkeypatch.setenv("DPSWD_CLIENT_CONNECTION__PATIENCE_SECONDS", "1")
     result = invoke("describe", "--curator", "localhost:1", "--credentials", str(certificates))

@@ -177,3 +177,33 @@ def test_pipelines_and_searches_of_scikit_learn(kind):
     model.fit(rows, labels)
     records = torch.from_numpy(rows[:30]).float()
     assert (split_and_sent(model, records).argmax(1).numpy() == model.predict(records.numpy())).all()
+
+
+TORCHVISION = (
+    "resnet18",
+    "densenet121",
+    "efficientnet_b0",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x0_5",
+    "convnext_tiny",
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_a_model_of_torchvision_scores_the_same_and_travels(name):
+    """As it is in memory. torchvision belongs to one torch; where it fits, these are tried (0.29 with torch 2.14)."""
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model, records = models.get_model(name, weights=None, num_classes=3).eval(), torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(split_and_sent(model, records), model(records), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "words"), [("swin_t", "shifted_window_attention"), ("squeezenet1_1", r"head=\.\.\.")])
+def test_a_model_of_torchvision_that_cannot_travel_names_the_layer(name, words):
+    models = pytest.importorskip("torchvision.models")
+    model = models.get_model(name, weights=None, num_classes=3).eval()
+    with pytest.raises(InvalidValue, match=words):
+        split_and_sent(model, torch.randn(2, 3, 64, 64))

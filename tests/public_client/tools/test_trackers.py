@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import socket
+import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +29,34 @@ def mlflow(tmp_path, monkeypatch):
     mlflow.set_tracking_uri(None)
 
 
+@pytest.fixture
+def server(mlflow, tmp_path, monkeypatch):
+    """MLflow's own server, its store a database of its own; what a team's machine sends goes over HTTP."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    words = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    words += ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}", "--artifacts-destination", str(tmp_path)]
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "mlflow", "server", *words], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                if urllib.request.urlopen(f"{address}/health", timeout=5).read() == b"OK":
+                    break
+            said = (tmp_path / "server.log").read_text(errors="replace")[-2000:]
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def logged_in(mlflow, name):
     """The metrics of the latest run, of all steps, and whether it has ended."""
     client = mlflow.tracking.MlflowClient()
@@ -40,6 +74,18 @@ def test_mlflow_has_every_step_and_epsilon(mlflow, tmp_path):
             log.scalars("north", step, distance=1.0 / step, epsilon=0.5 * step, accuracy=math.nan)
     history, status = logged_in(mlflow, "digits")
     assert history == {"north/distance": [(1, 1.0), (2, 0.5)], "north/epsilon": [(1, 0.5), (2, 1.0)]}
+    assert status == "FINISHED"
+
+
+@pytest.mark.long
+def test_a_server_of_mlflow_gets_all_of_it_over_http(mlflow, server, tmp_path):
+    assert mlflow.get_tracking_uri() == server
+    with trackers.TrackedLog(tmp_path / "log", ["mlflow"], name="spring") as log:
+        for step in (1, 2):
+            log.scalars("north", step, epsilon=0.25 * step, accuracy=math.nan)
+        log.scalars("south", 1, epsilon=0.5)
+    history, status = logged_in(mlflow, "spring")
+    assert history == {"north/epsilon": [(1, 0.25), (2, 0.5)], "south/epsilon": [(1, 0.5)]}
     assert status == "FINISHED"
 
 
