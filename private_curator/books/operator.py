@@ -18,8 +18,9 @@ from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.core.ledger.requests import load_run
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, hex_256
-from dpswd.private_curator.core.ledger.store import Store, Transaction
+from dpswd.private_curator.core.ledger.store import Store, Transaction, head
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.keys import SigningKey, key_change
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.filter import PrivacyFilter
@@ -258,19 +259,20 @@ class OperatorActs(Store[Register]):
             check_extends(transaction.books.account.budget, budget)
             self._set_budget(transaction, Kind.BUDGET_EXTENDED, budget, reason)
 
-    def enrol(self, name: str, key: str, *, second: Iterable[str] = ()) -> None:
+    def enrol(self, name: str, key: str, *, second: Iterable[str] = (), issuer: str | None = None) -> None:
         """Enrols an operator: from the first one on, acts are signed.
 
         Args:
             name: of the operator.
             key: the public key, 64 hexadecimal digits.
             second: the acts that take two operators, see `dpswd.private_curator.books.operators.Enrolled`.
+            issuer: whose subjects the holder of the key speaks for, as a console does; None for a person.
 
         Raises:
             InvalidValue: the name or the key is taken, or none.
         """
         with self._transaction("enrol") as transaction:
-            payload = {"operator": name, "key": key, "second": sorted(second)}
+            payload = {"operator": name, "key": key, "second": sorted(second), "issuer": issuer}
             copy.deepcopy(transaction.books.operators).add(payload)
             self._act(transaction, Kind.OPERATOR_ADDED, payload)
 
@@ -301,6 +303,20 @@ class OperatorActs(Store[Register]):
     def end(self, *, reason: str) -> None:
         """Stops every new release for ever. Idempotent."""
         self._set_state(Kind.ENDED, DataSetState.ENDED, reason)
+
+    def change_key(self, new: SigningKey, *, reason: str) -> None:
+        """Lets another key sign from the next entry on; both keys sign this one, which every client may read.
+
+        Raises:
+            InvalidValue: it is the ledger's key already.
+            LedgerUnavailable: one of the keys does not sign.
+        """
+        with self._transaction("change_key") as transaction:
+            last = head(transaction.connection)
+            assert last is not None
+            change = key_change(last, ledger=transaction.books.ledger_id, old=transaction.key, new=new)
+            self._act(transaction, Kind.KEY_CHANGED, {**change, "reason": checked_reason(reason)})
+        self._key = new
 
     def record_statement(self, item: str, words: str) -> None:
         """States something that the report of the data set prints; it replaces what was stated of the item before.

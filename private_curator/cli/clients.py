@@ -16,6 +16,7 @@ from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts
 from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import GrantNotHeld
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.files import write_public
 
 LEDGER_KEY_FILE = "ledger.pub"
@@ -182,8 +183,9 @@ def _row(client: ClientFacts) -> dict[str, Any]:
 def hand_out(home: HomeDirectory, issued: ClientCertificate, key: bytes | None, *, out: Path, title: str) -> None:
     """Writes ca.crt, client.crt, ledger.pub and, if it was made here, client.key; tells what was done."""
     home.authority.write_credentials(issued, out, key_pem=key)
-    ledger_key = home.read_ledger_key().public_key().public_bytes_raw()
-    write_public(out / LEDGER_KEY_FILE, f"{ledger_key.hex()}\n".encode())
+    own = home.read_ledger_key().public_key().public_bytes_raw()
+    keys = LedgerKeys.of(own, home.read_ledger().books.key_changes)
+    write_public(out / LEDGER_KEY_FILE, keys.to_text().encode())
     show(
         {
             "name": issued.name,

@@ -184,6 +184,24 @@ def move(home: HomeDirectory, reason: str) -> None:
     click.echo(f"the ledger stands in {location}, and nowhere else")
 
 
+@ledger.command("rotate-key")
+@home_option
+@reason_option
+def rotate_key(home: HomeDirectory, reason: str | None) -> None:
+    """Lets a new key sign from now on: the next place of ledger.keys, or a new ledger.key; serving goes on.
+
+    Both keys sign the change, which readers follow by themselves; they read the reason too.
+    """
+    if reason is None:
+        raise click.UsageError("Missing option '--reason'.")
+    places = home.key_places()
+    with home.open_ledger() as books:
+        new = places.successor(books.keys.every)
+        books.change_key(new, reason=reason)
+    places.find(new.public_key().public_bytes_raw().hex())
+    click.echo("the ledger has a new key: keep a copy of it, and make a backup, which older keys do not open")
+
+
 @ledger.command("export")
 @home_option
 @click.option("--out", type=FILE, help="[default: standard output]")

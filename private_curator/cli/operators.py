@@ -19,12 +19,19 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
     "--make", type=FILE, help="Makes your own credential, a file that you alone may read; NAME is what you are called."
 )
 @click.option("--add", metavar="PUBLIC_KEY", help="Enrols NAME, for whom --make has printed PUBLIC_KEY.")
+@click.option("--issuer", help="With --add, of a console: it speaks for whom this OpenID provider signs in.")
 @click.option("--remove", is_flag=True, help="Takes NAME out: the credential counts no more.")
 @reason_option
 @home_if_given_option
 @table_options
 def operators(
-    name: str | None, home: HomeDirectory | None, make: Path | None, add: str | None, remove: bool, reason: str | None
+    name: str | None,
+    home: HomeDirectory | None,
+    make: Path | None,
+    add: str | None,
+    issuer: str | None,
+    remove: bool,
+    reason: str | None,
 ) -> None:
     """Shows who is enrolled, or changes it. From the first on, every act but freezing and pausing is signed by one.
 
@@ -44,7 +51,7 @@ def operators(
         click.echo(f"{make} is yours alone: give it with --credential. Let it be enrolled:")
         click.echo(f"dpswd-curator operators {made.name!r} --add {made.credential}")
     elif add is not None:
-        acts.enrol_operator(needed(home), name, add)
+        acts.enrol_operator(needed(home), name, add, issuer=issuer)
         click.echo(f"{name} is enrolled")
     elif reason is None:
         raise click.UsageError("Missing option '--reason'.")

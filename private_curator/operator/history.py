@@ -271,6 +271,7 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.OPERATOR_REMOVED: lambda p: f"took the operator {p['operator']} out",
     Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
     Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",
+    Kind.KEY_CHANGED: lambda p: f"changed the ledger's key from {_short(p['replaces'])} to {_short(p['public_key'])}",
     Kind.STATED: lambda p: f"stated the {p['item'].replace('-', ' ')}: {p['words']}",
     Kind.RUN_OPENED: lambda p: (
         f"was charged for a run of {p['steps']} steps, epsilon {rounded(p['epsilon'], up=True)} alone"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpswd.private_curator.books.operators import WISH, Enrolled
+from dpswd.private_curator.books.operators import WISH, Enrolled, Operator, person
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
@@ -54,13 +54,13 @@ def seconded(
         ActNoted: the act waits for another operator.
         SettingsError: two are wanted who are not enrolled.
     """
-    roster = (enrolled or (lambda: home.read_ledger().books.operators))()
+    by, roster = home.acting, (enrolled or (lambda: home.read_ledger().books.operators))()
     chosen = {*configuration.load(home.path).operators.second, *roster.second}
     if act not in chosen and not (chosen and act in ("enrol", "remove") and len(roster.keys) > 1):
+        _propose(by)
         yield home
         return
-    by = home.acting
-    if len(roster.keys) < 2 or not roster.counts(by.name, by.credential):
+    if (by.subject is None and len(roster.keys) < 2) or not roster.counts(by.name, by.credential):
         raise SettingsError(
             f"{act} takes two operators (operators.second), each with a credential: {len(roster.keys)} are enrolled, "
             f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "
@@ -73,21 +73,27 @@ def seconded(
     if first is not None and (
         (first["act"], first["arguments"]) != (act, json.loads(json.dumps(arguments)))
         or dt.datetime.fromisoformat(first["time"]) + WAITS < now
-        or (first["operator"] != by.name and roster.problem(first, by=by.name, credential=by.credential))
+        or (person(first) != by.person and roster.problem(first, by.person))
     ):
         first = None
-    if first is None or first["operator"] == by.name:
+    if first is None or person(first) == by.person:
         if first is None:
+            _propose(by)
             path.parent.mkdir(mode=0o700, exist_ok=True)
             time = now.isoformat(timespec="seconds")
             noted = by.wish(act, arguments, reason=reason, ledger=roster.ledger, time=time)
             write_private(path, json.dumps(noted).encode())
         raise ActNoted(
-            f"noted for {by.name} and not done: {act} takes two operators (operators.second). Another one does it by "
+            f"noted for {by.text} and not done: {act} takes two operators (operators.second). Another one does it by "
             f"giving the same command with the same values and another --credential within {WAITS.days} days"
         )
     yield HomeDirectory(home.path, operator=replace(by, first=first))
     path.unlink(missing_ok=True)
+
+
+def _propose(by: Operator) -> None:
+    if by.seconds_only:
+        raise SettingsError("a second operator does what another operator has noted, and nothing else")
 
 
 def waiting(home: HomeDirectory) -> list[Mapping[str, Any]]:

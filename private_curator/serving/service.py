@@ -298,6 +298,7 @@ class CuratorService:
             labelled=self.data_set.labelled,
             records_per_person=self.ledger.records_per_person,
             contract=self.contract.to_message(),
+            key_changes=[change.to_json() for change in self.ledger.keys.changes],
         )
 
     def _upload_extractor(self, client: Client, request: pb.UploadExtractorRequest) -> pb.UploadExtractorResponse:

@@ -325,6 +325,11 @@ class LedgerSettings(SettingsGroup):
     heads_command: tuple[str, ...] | None = setting(
         None, "A program that gets the last entry on standard input after each step."
     )
+    keys: tuple[str, ...] = setting(
+        (),
+        "Further places of its key: a PKCS#11 URI, or PACKAGE.MODULE:FUNCTION; the ledger says which one signs "
+        "(docs/operator/keys.md).",
+    )
     lock_seconds: float = setting(
         10.0, "How long a request waits for another writer of the ledger.", unit="seconds", gt=0, le=300
     )
@@ -346,6 +351,45 @@ class OperatorSettings(SettingsGroup):
     low_share: float = setting(
         0.1, "Below this share of it a budget is low, and told once.", unit="of the budget", ge=0, le=1
     )
+
+
+class ConsoleSettings(SettingsGroup):
+    """Who signs in to the console (docs/operator/console.md); by default whoever reads the token in its terminal."""
+
+    issuer: str | None = setting(
+        None,
+        "The OpenID provider; or, behind a proxy, whom acts name for its word.",
+        allowed="https://host or none",
+        pattern=r"^https://\S+$",
+    )
+    client_id: str | None = setting(None, "What the provider calls the console; needs `dpswd[oidc]`.")
+    client_secret_file: Path | None = setting(None, "File with the client's secret; none for a public client.")
+    ca_file: Path | None = setting(None, "The provider's certificate's authority (PEM); by default the system's.")
+    role_claim: str = setting(
+        "roles", "The claim that holds roles, dots leading inward; behind a proxy, its header, with commas between."
+    )
+    roles: tuple[str, ...] = setting(
+        ("viewer=dpswd-viewer", "operator=dpswd-operator", "second=dpswd-second", "auditor=dpswd-auditor"),
+        "Which value of the claim is which role.",
+        allowed='list such as ["operator=dpo-office"], of viewer, operator, second and auditor',
+    )
+    proxy_header: str | None = setting(
+        None, "A header in which a proxy says whom it signed in, believed on the console's Unix socket alone."
+    )
+
+    @field_validator("roles")
+    @classmethod
+    def _roles(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            role, _, name = entry.partition("=")
+            if role not in ("viewer", "operator", "second", "auditor") or not name:
+                raise ValueError(f"{entry!r} must be ROLE=VALUE, of the role viewer, operator, second or auditor")
+        return value
+
+    @property
+    def role_values(self) -> dict[str, str]:
+        """The value that stands for each role."""
+        return {role: value for role, _, value in (entry.partition("=") for entry in self.roles)}
 
 
 class LogSettings(SettingsGroup):

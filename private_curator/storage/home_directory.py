@@ -8,7 +8,6 @@ import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.heads import Heads
@@ -19,6 +18,7 @@ from dpswd.private_curator.books.reading import LedgerReading, read_ledger
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.core.ledger.store import no_checkpoint
+from dpswd.private_curator.keys.places import KeyPlaces
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
 from dpswd.private_curator.settings import tree as configuration
@@ -31,6 +31,7 @@ from dpswd.private_curator.storage.notices import Notices
 from dpswd.shared.accounting.persons import allowed_for_record
 from dpswd.shared.certificates import private_pem
 from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.ledger.keys import SigningKey
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.files import write_private
@@ -82,22 +83,18 @@ class HomeDirectory:
         """The name of whoever acts, or the two names."""
         return self.acting.text
 
-    def read_ledger_key(self) -> Ed25519PrivateKey:
-        """The ledger's key.
+    def key_places(self, chosen: LedgerSettings | None = None) -> KeyPlaces:
+        """Where the ledger's keys may be, by these settings or by those of the home."""
+        return KeyPlaces(self.ledger_key, (chosen or configuration.load(self.path).ledger).keys)
+
+    def read_ledger_key(self) -> SigningKey:
+        """The ledger's key; where several are there, the one that the ledger names.
 
         Raises:
-            SettingsError: it is missing or damaged.
+            SettingsError, LedgerUnavailable: it is missing or damaged; see `KeyPlaces`.
         """
-        try:
-            key = serialization.load_pem_private_key(self.ledger_key.read_bytes(), password=None)
-        except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"{self.ledger_key} cannot be read ({type(error).__name__}); restore it from a backup: without it the "
-                "ledger cannot be continued"
-            ) from error
-        if not isinstance(key, Ed25519PrivateKey):
-            raise SettingsError(f"{self.ledger_key} is no Ed25519 key; restore the ledger's own key from a backup")
-        return key
+        places = self.key_places()
+        return places.only() or places.find(self.read_ledger().books.public_key)
 
     def ledger_location(self, chosen: LedgerSettings | None = None) -> LedgerLocation:
         """Where the ledger stands by these settings, or by those of the home.
@@ -150,6 +147,7 @@ class HomeDirectory:
             witness=self.ledger_witness(chosen) if witnessed else None,
             by=self.acting,
             listener=self._tell,
+            find_key=self.key_places(chosen).find,
             heads=Heads(
                 file=None if chosen.heads_file is None else self.path / chosen.heads_file,
                 command=chosen.heads_command,

@@ -10,6 +10,7 @@ from dpswd.public_client.evidence.evidence import GENERATOR
 from dpswd.public_client.experiments.own_model import network_of, own_model
 from dpswd.public_client.ladder.check import Checked, check, derive
 from dpswd.public_client.training.sites import Model
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.protocol.contract import DataContract
 from dpswd.shared.records.batches import Reading
 
@@ -17,7 +18,13 @@ _SHOWN = 256  # source records by which a network is split, as in a training
 
 
 def check_adapted(
-    path: Path, *, key: bytes, source: Path | None, label: str | None, network: str | None, model: Path | None
+    path: Path,
+    *,
+    key: bytes | LedgerKeys,
+    source: Path | None,
+    label: str | None,
+    network: str | None,
+    model: Path | None,
 ) -> Checked:
     """Checks a model or a generator, and derives it again where what it needs is given and nothing else is wrong.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, RequestInvalid
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import Receipt, Signed, SignedEntry, is_signed
 from dpswd.shared.core.wire.checks import Violation, positive
 from dpswd.shared.core.wire.limits import MAX_MESSAGE_BYTES
@@ -182,20 +183,24 @@ class Publication:
         except InvalidValue:
             return []
 
-    def problems(self, public_key: bytes) -> list[str]:
+    def problems(self, public_key: bytes | LedgerKeys) -> list[str]:
         """What of signature, receipts and digests does not hold together; empty when all of it does.
 
         Args:
-            public_key: the ledger's raw Ed25519 key, 32 bytes, as it was pinned.
+            public_key: the ledger's raw Ed25519 key, 32 bytes, as it was pinned, or its keys.
 
         Returns:
             One sentence for each disagreement.
         """
-        wire = self.message
-        problems = []
-        if wire.description.ledger_public_key != public_key:
-            problems.append(f"it names another ledger's key, {wire.description.ledger_public_key.hex()}")
-        if not is_signed(Signed.PUBLICATION, self.content, self.signature, public_key):
+        wire, problems = self.message, []
+        described = wire.description.ledger_public_key
+        try:
+            keys = LedgerKeys.of(public_key, wire.description.key_changes)
+        except InvalidValue as error:
+            return [f"it is not whole: {error}"]
+        if described not in keys.every:
+            problems.append(f"it names another ledger's key, {described.hex()}")
+        if not is_signed(Signed.PUBLICATION, self.content, self.signature, described):
             problems.append("it is not signed by the ledger's key, or was changed afterwards")
         try:
             proposal, release = self.proposal, self.release
@@ -205,7 +210,7 @@ class Publication:
         run_id = wire.run.run_id
         of_charge = receipt_problems(
             charge,
-            public_key=public_key,
+            public_key=keys,
             run_id=run_id,
             request_id=wire.run_request_id,
             reply=None,
@@ -214,7 +219,7 @@ class Publication:
         )
         of_answer = receipt_problems(
             answer,
-            public_key=public_key,
+            public_key=keys,
             run_id=run_id,
             request_id=wire.step_request_id,
             reply=wire.step.step_release,

@@ -21,12 +21,15 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from dpswd.shared.core.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from dpswd.shared.core.ledger.keys import LedgerKeys
 
 FORMAT = "dpswd-ledger-1"
 GENESIS = "0" * 64  # what the first entry names as its predecessor
@@ -48,6 +51,7 @@ class Signed(enum.StrEnum):
     REPORT = "report"
     PRINTED_REPORT = "printed-report"
     PUBLICATION = "publication"
+    KEY = "key"
 
     def over(self, content: bytes) -> bytes:
         """The signed bytes; no kind's prefix, which a zero ends, begins another's."""
@@ -141,13 +145,14 @@ class SignedEntry:
         """SHA-256 of the statement, in hexadecimal: what the next entry names as ``previous``."""
         return sha256(self.statement)
 
-    def signed_by(self, public_key: bytes) -> bool:
-        """Whether the signature is that of the raw 32-byte Ed25519 ``public_key``.
+    def signed_by(self, public_key: bytes | LedgerKeys) -> bool:
+        """Whether the signature is that of the raw 32-byte Ed25519 ``public_key``, or of the keys' one for this place.
 
         Raises:
             InvalidValue: ``public_key`` is no Ed25519 key.
         """
-        return is_signed(Signed.ENTRY, self.statement, self.signature, public_key)
+        key = public_key if isinstance(public_key, bytes) else public_key.at(self.seq)
+        return is_signed(Signed.ENTRY, self.statement, self.signature, key)
 
     @classmethod
     def following(
