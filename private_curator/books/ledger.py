@@ -28,6 +28,7 @@ from dpswd.private_curator.core.ledger.store import (
     PAGE,
     LedgerOptions,
     append_entry,
+    entries_of,
     head,
     no_checkpoint,
     read_entries,
@@ -198,7 +199,8 @@ class Ledger(OperatorActs, ClientActs):
         for receipt in (noted, *self._missing(session)):
             if receipt is None:
                 continue
-            if receipt.signed_by(self._books.keys) and lacks(session, receipt):
+            keys = LedgerKeys.of(self.public_key, entries_of(session, Kind.KEY_CHANGED))
+            if receipt.signed_by(keys) and lacks(session, receipt):
                 with self.location.reading() as later:  # the receipt may be younger than the session's view
                     if lacks(later, receipt):
                         self._stop(receipt)

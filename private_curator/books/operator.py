@@ -308,12 +308,14 @@ class OperatorActs(Store[Register]):
         """Lets another key sign from the next entry on; both keys sign this one, which every client may read.
 
         Raises:
-            InvalidValue: it is the ledger's key already.
+            InvalidValue: the ledger had it before.
             LedgerUnavailable: one of the keys does not sign.
         """
         with self._transaction("change_key") as transaction:
             last = head(transaction.connection)
             assert last is not None
+            if new.public_key().public_bytes_raw() in transaction.books.keys.every:
+                raise InvalidValue("the ledger has, or had, this key already; choose a new one")
             change = key_change(last, ledger=transaction.books.ledger_id, old=transaction.key, new=new)
             self._act(transaction, Kind.KEY_CHANGED, {**change, "reason": checked_reason(reason)})
         self._key = new

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.starlette_client import OAuth
 from joserfc.errors import JoseError
@@ -28,7 +28,7 @@ _MOST_FLOWS = 64
 _LEEWAY_S = 60  # that two clocks may differ
 _ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 """By which the provider alone can sign: by no key that it shares, and never by none."""
-_FAILURES = (AuthlibBaseError, JoseError, httpx.HTTPError, OSError, ValueError, KeyError, TypeError, RuntimeError)
+_FAILURES = (AuthlibBaseError, JoseError, httpx2.HTTPError, OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 
 class Provider:

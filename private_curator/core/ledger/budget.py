@@ -230,6 +230,7 @@ class Books:
         stated = entry.payload["ledger"], entry.payload["replaces"]
         require(stated == (self.ledger_id, self.public_key), "a change of the key replaces the ledger's own")
         require(is_key_change(entry), "both keys sign a change of the ledger's key")
+        require(bytes.fromhex(entry.payload["public_key"]) not in self.keys.every, "a key that was changed stays so")
         self.public_key, self.key_changes = entry.payload["public_key"], (*self.key_changes, entry)
 
     def _filter_fixed(self, payload: Mapping[str, Any]) -> None:

@@ -17,10 +17,10 @@ pkcs11 = pytest.importorskip("pkcs11", reason="python-pkcs11 is not installed")
 from pkcs11 import Attribute, KeyType, Mechanism  # noqa: E402
 from pkcs11.util.ec import encode_named_curve_parameters  # noqa: E402
 
-from dpswd.private_curator.cli.main import main  # noqa: E402
-from dpswd.private_curator.keys.places import open_place  # noqa: E402
-from dpswd.private_curator.keys.token import TokenKey  # noqa: E402
-from dpswd.shared.core.errors import LedgerUnavailable, SettingsError  # noqa: E402
+from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.keys.places import open_place
+from dpswd.private_curator.keys.token import TokenKey
+from dpswd.shared.core.errors import LedgerUnavailable, SettingsError
 
 LIBRARY = Path("/usr/lib/softhsm/libsofthsm2.so")
 ED25519 = encode_named_curve_parameters("1.3.101.112")
