@@ -23,13 +23,13 @@ from dpswd.private_curator.books.derivation import Derivation, inconsistent
 from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
-from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
 from dpswd.private_curator.books.sqlite_file import as_location
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.accounts import DATA_SET
 from dpswd.private_curator.core.ledger.database import Session, by_seq
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.core.ledger.store import entries_of
+from dpswd.private_curator.keys.checking import SignatureCheck, processes_for
 from dpswd.shared.books.chain_checks import ChainCheck, Finding, Tampering, finding_at, hold_receipts
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.keys import LedgerKeys

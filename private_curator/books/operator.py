@@ -18,7 +18,7 @@ from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.core.ledger.requests import load_run
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, hex_256
-from dpswd.private_curator.core.ledger.store import Store, Transaction, head
+from dpswd.private_curator.core.ledger.store import Store, Transaction
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.keys import SigningKey, key_change
 from dpswd.shared.core.ledger.receipts import SignedEntry
@@ -114,11 +114,8 @@ class OperatorActs(Store[Register]):
         with self._transaction("revoke_certificate") as transaction:
             if certificate_fingerprint not in transaction.books.holder(name).fingerprints:
                 raise InvalidValue(f"{name!r} has no certificate {certificate_fingerprint} that counts")
-            self._act(
-                transaction,
-                Kind.CERTIFICATE_REVOKED,
-                {"client": name, "fingerprint": certificate_fingerprint, "reason": checked_reason(reason)},
-            )
+            payload = {"client": name, "fingerprint": certificate_fingerprint, "reason": checked_reason(reason)}
+            self._act(transaction, Kind.CERTIFICATE_REVOKED, payload)
 
     def revoke_client(self, name: str, *, reason: str) -> None:
         """Shuts a client out for good: nothing new is released to it. What it spent stays spent.
@@ -203,11 +200,9 @@ class OperatorActs(Store[Register]):
                 raise InvalidValue(f"request {number} asks for epsilon {asked.epsilon:g}; grant from 0 to that")
             if granted > 0.0:
                 books.holder(asked.client)
-                has = books.shares[asked.client].budget.epsilon if asked.client in books.shares else None
-                epsilon = (books.spent_by(asked.client) if has is None else has) + granted
-                share = replace(books.account.budget, epsilon=epsilon)
-                if has is not None:
-                    share = replace(books.shares[asked.client].budget, epsilon=epsilon)
+                own = books.shares.get(asked.client)
+                has = books.spent_by(asked.client) if own is None else own.budget.epsilon
+                share = replace((own or books.account).budget, epsilon=has + granted)
                 self._share(transaction, asked.client, share, reason=f"request {number}: {checked_reason(reason)}")
             decision = Decision.DENIED if granted == 0.0 else Decision.CUT
             payload = {
@@ -312,11 +307,11 @@ class OperatorActs(Store[Register]):
             LedgerUnavailable: one of the keys does not sign.
         """
         with self._transaction("change_key") as transaction:
-            last = head(transaction.connection)
-            assert last is not None
-            if new.public_key().public_bytes_raw() in transaction.books.keys.every:
+            books, last = transaction.books, self._seen
+            assert last is not None  # the books were read up to it
+            if new.public_key().public_bytes_raw() in books.keys.every:
                 raise InvalidValue("the ledger has, or had, this key already; choose a new one")
-            change = key_change(last, ledger=transaction.books.ledger_id, old=transaction.key, new=new)
+            change = key_change(last, ledger=books.ledger_id, old=transaction.key, new=new)
             self._act(transaction, Kind.KEY_CHANGED, {**change, "reason": checked_reason(reason)})
         self._key = new
 

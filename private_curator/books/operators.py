@@ -41,8 +41,6 @@ SECONDED = {
 """The acts that two operators can want, and the entries that they become."""
 WISH = {"operator", "credential", "subject", "act", "arguments", "reason", "time", "ledger", "nonce", "signature"}
 """What an operator's wish states, see `Operator.wish`."""
-Person = tuple[Any, ...]
-"""See `person`."""
 _FORMAT = "dpswd-operator-1"
 _ACT, _WISH = b"dpswd-1 operator's act\0", b"dpswd-1 operator's wish\0"
 
@@ -73,15 +71,11 @@ class Operator:
     @property
     def text(self) -> str:
         """The names, for a reader."""
-        return who({**self._named, "first": self.first})
+        return who({**self.named, "first": self.first})
 
     @property
-    def person(self) -> Person:
-        """What tells this operator from every other one."""
-        return person(self._named)
-
-    @property
-    def _named(self) -> dict[str, Any]:
+    def named(self) -> dict[str, Any]:
+        """As acts state this operator, without what another one signed."""
         own = {} if self.subject is None else {"subject": dict(self.subject)}
         return {"operator": self.name, "credential": self.credential, **own}
 
@@ -135,6 +129,11 @@ class Operator:
             raise SettingsError(f"{path} exists, and a credential is never overwritten; choose another file") from error
         return made
 
+    def propose(self) -> None:
+        """Raises SettingsError where this one only does what another one has noted."""
+        if self.seconds_only:
+            raise SettingsError("a second operator does what another operator has noted, and nothing else")
+
     def acting(
         self, session: Session, kind: Kind, payload: Mapping[str, Any], books: Enrolled | None
     ) -> dict[str, Any]:
@@ -149,7 +148,7 @@ class Operator:
         Raises:
             SettingsError: the ledger would not take it from this operator.
         """
-        by = self._named
+        by = self.named
         if self.first is not None:
             by["first"] = self.first
         last = head(session)
@@ -167,7 +166,7 @@ class Operator:
         """What this operator wants, signed, for another one to do."""
         assert self.key is not None
         fields = {
-            "subject": None, **self._named, "act": act, "arguments": arguments, "reason": reason, "time": time,
+            "subject": None, **self.named, "act": act, "arguments": arguments, "reason": reason, "time": time,
             "ledger": ledger, "nonce": secrets.token_hex(16),
         }  # fmt: skip
         return {**fields, "signature": self.key.sign(_WISH + canonical_json(fields)).hex()}
@@ -223,7 +222,7 @@ class Enrolled:
         if kind == Kind.OPERATOR_ADDED:
             self._hold_first(payload)
         if first is not None:
-            if problem := self.problem(first, person(by), enrolled=enrolled):
+            if problem := self.problem(first, by, enrolled=enrolled):
                 raise InvalidValue(problem)
             if kind not in SECONDED.get(first["act"], ()):
                 raise InvalidValue(f"what {first['operator']!r} wanted was {first['act']!r}, not {kind!r}")
@@ -243,12 +242,12 @@ class Enrolled:
         """Whether this is the credential by which an operator of this name is enrolled."""
         return credential is not None and self.keys.get(name) == credential
 
-    def problem(self, wish: Mapping[str, Any], by: Person, *, enrolled: bool = True) -> str:
+    def problem(self, wish: Mapping[str, Any], by: Mapping[str, Any], *, enrolled: bool = True) -> str:
         """Why a wish of another operator may not be done by this one; empty where it may."""
-        name, first = wish["operator"], person(wish)
-        if any(one == other for one, other in zip(first, by, strict=False)):
+        name, first, second = wish["operator"], person(wish), person(by)
+        if set(first) & set(second):
             return f"{who(wish)} wants it already; another operator does it"
-        if len(first) != len(by):
+        if len(first) != len(second):
             return "one of the two signed in and the other showed a credential: both do the same, to be told apart"
         if enrolled and not self.counts(name, wish["credential"]):
             return f"{name!r} is not enrolled with the credential that wants it"
@@ -288,10 +287,8 @@ class Enrolled:
     def _hold_enrolled(self, name: str, credential: str, subject: Mapping[str, str]) -> None:
         if not self.counts(name, credential):
             raise InvalidValue(f"the credential {credential[:16]} of {name!r} is not one that is enrolled here")
-        if subject.get("issuer") != self.issuers.get(name):
-            raise InvalidValue(
-                f"{name!r} acts for those whom {self.issuers.get(name) or 'nobody'} signs in, and this is none of them"
-            )
+        if subject.get("issuer") != (own := self.issuers.get(name)):
+            raise InvalidValue(f"{name!r} acts for those whom {own or 'nobody'} signs in, and this is none of them")
 
     def _hold_first(self, payload: Mapping[str, Any]) -> None:
         added, by = (payload["operator"], payload["key"]), payload["by"]
@@ -309,18 +306,16 @@ def who(by: Mapping[str, Any] | None) -> str:
     """The names of whoever acted, for a reader, each with the first digits of the credential that proves it."""
     if not by:
         return ""
-    name, subject = by["operator"] + (f" ({by['credential'][:8]})" if by["credential"] else ""), by.get("subject")
-    if subject:
+    name = by["operator"] + (f" ({by['credential'][:8]})" if by["credential"] else "")
+    if subject := by.get("subject"):
         name = f"{subject['name']} ({subject['sub']} at {subject['issuer']}) through {name}"
     return f"{who(by['first'])}, seconded by {name}" if by.get("first") else name
 
 
-def person(by: Mapping[str, Any]) -> Person:
+def person(by: Mapping[str, Any]) -> tuple[object, ...]:
     """What tells whoever acted from every other one: the subject of an issuer, or name and credential, each of both."""
     subject = by.get("subject")
-    if subject:
-        return ((subject["issuer"], subject["sub"]),)
-    return by["operator"], by["credential"]
+    return ((subject["issuer"], subject["sub"]),) if subject else (by["operator"], by["credential"])
 
 
 def checked_operator(name: str) -> str:

@@ -16,7 +16,6 @@ from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts
 from dpswd.private_curator.storage.certificates import LEAF_DAYS, ClientCertificate, check_no_key
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import GrantNotHeld
-from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.files import write_public
 
 LEDGER_KEY_FILE = "ledger.pub"
@@ -165,27 +164,18 @@ def _show(home: HomeDirectory, name: str | None) -> None:
 
 def _row(client: ClientFacts) -> dict[str, Any]:
     return {
-        "name": client.name,
-        "state": client.state,
-        "share": client.share,
-        "share_delta": client.share_delta,
-        "epsilon_spent": client.spent,
-        "epsilon_remaining": client.remaining,
-        "runs": client.runs,
-        "daily_cap": client.daily_cap,
-        "spent_today": client.spent_today,
-        "refusals": client.refusals,
+        "name": client.name, "state": client.state, "share": client.share, "share_delta": client.share_delta,
+        "epsilon_spent": client.spent, "epsilon_remaining": client.remaining, "runs": client.runs,
+        "daily_cap": client.daily_cap, "spent_today": client.spent_today, "refusals": client.refusals,
         "last_seen": client.last_seen,
         "fingerprint": client.certificates[-1].fingerprint if client.certificates else "",
-    }
+    }  # fmt: skip
 
 
 def hand_out(home: HomeDirectory, issued: ClientCertificate, key: bytes | None, *, out: Path, title: str) -> None:
     """Writes ca.crt, client.crt, ledger.pub and, if it was made here, client.key; tells what was done."""
     home.authority.write_credentials(issued, out, key_pem=key)
-    own = home.read_ledger_key().public_key().public_bytes_raw()
-    keys = LedgerKeys.of(own, home.read_ledger().books.key_changes)
-    write_public(out / LEDGER_KEY_FILE, keys.to_text().encode())
+    write_public(out / LEDGER_KEY_FILE, home.read_ledger().books.keys.to_text().encode())
     show(
         {
             "name": issued.name,

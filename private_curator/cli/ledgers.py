@@ -184,24 +184,6 @@ def move(home: HomeDirectory, reason: str) -> None:
     click.echo(f"the ledger stands in {location}, and nowhere else")
 
 
-@ledger.command("rotate-key")
-@home_option
-@reason_option
-def rotate_key(home: HomeDirectory, reason: str | None) -> None:
-    """Lets a new key sign from now on: the next place of ledger.keys, or a new ledger.key; serving goes on.
-
-    Both keys sign the change, which readers follow by themselves; they read the reason too.
-    """
-    if reason is None:
-        raise click.UsageError("Missing option '--reason'.")
-    places = home.key_places()
-    with home.open_ledger() as books:
-        new = places.successor(books.keys.every)
-        books.change_key(new, reason=reason)
-    places.find(new.public_key().public_bytes_raw().hex())
-    click.echo("the ledger has a new key: keep a copy of it, and make a backup, which older keys do not open")
-
-
 @ledger.command("export")
 @home_option
 @click.option("--out", type=FILE, help="[default: standard output]")
@@ -254,22 +236,14 @@ def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | Non
     else:
         rows = [
             {
-                "run_id": charged.run_id,
-                "client": charged.client,
-                "opened": charged.opened[:19] + "Z",
-                "mechanism": charged.mechanism,
-                "noise": charged.noise,
-                "alone": charged.epsilon,
-                "adds_to_data_set": charged.increase,
-                "adds_to_share": charged.client_increase,
-                "steps": charged.steps,
-                "steps_used": charged.steps_used,
-                "batch": charged.batch,
-                "state": charged.state,
+                "run_id": charged.run_id, "client": charged.client, "opened": charged.opened[:19] + "Z",
+                "mechanism": charged.mechanism, "noise": charged.noise, "alone": charged.epsilon,
+                "adds_to_data_set": charged.increase, "adds_to_share": charged.client_increase, "steps": charged.steps,
+                "steps_used": charged.steps_used, "batch": charged.batch, "state": charged.state,
                 "purpose": charged.purpose,
             }
             for charged in record.runs
-        ]
+        ]  # fmt: skip
         show(
             rows,
             title="Runs: what each cost alone, and added to the data set's epsilon and to its client's share",

@@ -25,14 +25,9 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 @home_if_given_option
 @table_options
 def operators(
-    name: str | None,
-    home: HomeDirectory | None,
-    make: Path | None,
-    add: str | None,
-    issuer: str | None,
-    remove: bool,
+    name: str | None, home: HomeDirectory | None, make: Path | None, add: str | None, issuer: str | None, remove: bool,
     reason: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Shows who is enrolled, or changes it. From the first on, every act but freezing and pausing is signed by one.
 
     To enrol or remove takes a credential where operators are enrolled, and two where operators.second wants them for

@@ -49,12 +49,12 @@ class Acts:
     def routes(self) -> dict[str, Callable[[Request, FormData], Response]]:
         """Every act by its path."""
         return {
-            "/freeze": self._freeze,
-            "/unfreeze": self._unfreeze,
+            "/freeze": self._plain("freeze", "/budget", "The data set is frozen: nothing new is released."),
+            "/unfreeze": self._plain("unfreeze", "/budget", "The data set is open again."),
             "/budget/extend": self._extend,
             "/clients/approve": self._approve,
-            "/clients/pause": self._pause,
-            "/clients/resume": self._resume,
+            "/clients/pause": self._plain("pause_client", "/clients", "{} is paused: nothing new is released to it."),
+            "/clients/resume": self._plain("resume_client", "/clients", "{} may go on."),
             "/clients/share": self._share,
             "/clients/cap": self._cap,
             "/requests/{number:entry}": self._decide,
@@ -74,15 +74,16 @@ class Acts:
         acting = replace(self._home.acting, subject=person.subject, seconds_only=seconds)
         return HomeDirectory(self._home.path, operator=acting)
 
-    def _freeze(self, request: Request, form: FormData) -> Response:
-        with self._at(request).open_ledger() as books:
-            books.freeze(reason=field(form, "reason"))
-        return _done(request, "/budget", "The data set is frozen: nothing new is released.")
+    def _plain(self, act: str, path: str, said: str) -> Callable[[Request, FormData], Response]:
+        """An act of the ledger that takes a reason, and a client where what is said of it names one."""
 
-    def _unfreeze(self, request: Request, form: FormData) -> Response:
-        with self._at(request).open_ledger() as books:
-            books.unfreeze(reason=field(form, "reason"))
-        return _done(request, "/budget", "The data set is open again.")
+        def done(request: Request, form: FormData) -> Response:
+            client = [field(form, "client")] if "{}" in said else []
+            with self._at(request).open_ledger() as books:
+                getattr(books, act)(*client, reason=field(form, "reason"))
+            return _done(request, path, said.format(*client))
+
+        return done
 
     def _extend(self, request: Request, form: FormData) -> Response:
         """Shown with its effect first, and done with the words that a doubtful one takes."""
@@ -139,18 +140,6 @@ class Acts:
             Publishing(self._at(request), proposal, client), purpose=field(form, "purpose"), agreed=agreed
         )
         return download(made.to_file(), f"{client}-{proposal.digest[:8]}.dpswd", "application/octet-stream")
-
-    def _pause(self, request: Request, form: FormData) -> Response:
-        client = field(form, "client")
-        with self._at(request).open_ledger() as books:
-            books.pause_client(client, reason=field(form, "reason"))
-        return _done(request, "/clients", f"{client} is paused: nothing new is released to it.")
-
-    def _resume(self, request: Request, form: FormData) -> Response:
-        client = field(form, "client")
-        with self._at(request).open_ledger() as books:
-            books.resume_client(client, reason=field(form, "reason"))
-        return _done(request, "/clients", f"{client} may go on.")
 
     def _decide(self, request: Request, form: FormData) -> Response:
         decision = field(form, "decision")

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from dpswd.private_curator.console.acts import Acts
 from dpswd.private_curator.console.door import COOKIE, MAX_FORM_BYTES, SIGN_IN, Door
 from dpswd.private_curator.console.pages import Pages
-from dpswd.private_curator.console.people import Person, Proxy, SignInRefused, may
+from dpswd.private_curator.console.people import ACTS, Person, Proxy, Role, SignInRefused
 from dpswd.private_curator.console.rendering import page
 from dpswd.private_curator.console.sessions import SESSION_S, Sessions
 from dpswd.private_curator.operator.seconding import ActNoted
@@ -47,10 +47,7 @@ _STATIC = {
 """Every file that is served, by its path: no other name is looked for."""
 _MOST_FIELDS = 16
 
-_WRONG = (
-    "This token is not, or no longer, good: each is good once. The terminal of dpswd-curator console shows the one "
-    "that is."
-)
+_WRONG = "This token is not, or no longer, good: each is good once. The console's terminal shows the one that is."
 Act = Callable[[Request, FormData], Response]
 
 
@@ -65,8 +62,7 @@ def console(
         announce: shows a token to the operator alone, where nobody else signs people in.
         on_socket: whether it listens on a Unix socket.
 
-    Raises:
-        SettingsError: the settings cannot work.
+    Raises SettingsError where the settings cannot work.
     """
     vouching = _vouching(home, on_socket=on_socket)
     sessions = Sessions(announce if vouching is None else None)
@@ -82,7 +78,7 @@ def console(
     application = Starlette(
         routes=routes,
         exception_handlers={
-            SignInRefused: _not_let_in,
+            SignInRefused: lambda _, error: _sign_in_page(wrong=str(error), status=403),
             DpswdError: pages.refused,
             ActNoted: pages.noted,
             HTTPException: pages.not_there,
@@ -110,7 +106,7 @@ def _checked(act: Act, path: str) -> Callable[[Request], object]:
             if not isinstance(token, str) or not request.state.session.carries(token):
                 raise HTTPException(403, "this form is not of this session; nothing was done. Open the page again")
             roles = request.state.session.roles
-            if not may(roles, path):
+            if not roles & ACTS.get(path, {Role.OPERATOR}):
                 raise HTTPException(403, f"the role {' and '.join(sorted(roles))} does not do this; nothing was done")
             return await run_in_threadpool(act, request, form)
 
@@ -159,17 +155,12 @@ def _entering(sessions: Sessions, vouching: Provider | Proxy, origins: frozenset
         assert not isinstance(vouching, Proxy)
         return let_in(request, await vouching.enter(request, request.cookies.get(FLOW)))
 
-    back = [] if isinstance(vouching, Proxy) else [Route(ANSWER, answer, methods=["GET"])]
-    return [Route(LEAVE, leave, methods=["GET"]), *back]
+    return [Route(LEAVE, leave), *([] if isinstance(vouching, Proxy) else [Route(ANSWER, answer)])]
 
 
 def _give_cookie(reply: Response, cookie: str, *, secure: bool = False) -> None:
     # Not Secure on a loopback address: it has no TLS, and nothing on the way that could listen.
     reply.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict", secure=secure)
-
-
-def _not_let_in(_request: Request, error: Exception) -> Response:
-    return _sign_in_page(wrong=str(error), status=403)
 
 
 def _sign_in_page(*, status: int = 200, **values: Any) -> Response:

@@ -95,7 +95,7 @@ class Door:
         connection = HTTPConnection(scope)
         # What a page asks by itself is no look of anybody's: it keeps no session.
         session = self.sessions.of(connection.cookies.get(COOKIE), looks=LIVE not in connection.query_params)
-        if session is not None and self.proxy is not None and not self._is_still(session, scope):
+        if session is not None and not self._is_still(session, scope):
             session = None
         scope.setdefault("state", {})["session"] = session
         if session is None and scope["path"] not in self.unlocked:
@@ -105,10 +105,9 @@ class Door:
         return None
 
     def _is_still(self, session: Session, scope: Scope) -> bool:
-        """Whether the proxy names for this request whom it named at the sign-in."""
-        assert self.proxy is not None
+        """Whether a proxy, if there is one, names for this request whom it named at the sign-in."""
         try:
-            return self.proxy.person(scope) == session.person
+            return self.proxy is None or self.proxy.person(scope) == session.person
         except SignInRefused:
             return False
 

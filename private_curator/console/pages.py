@@ -116,19 +116,14 @@ class Pages:
     def _overview(self, request: Request) -> Response:
         record = self._record()
         overview = record.overview
+        points = [
+            {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
+            for point in reversed(overview.points[-ROWS:])
+        ]
         return self._show(
-            "overview",
-            request,
-            record,
-            overview=overview,
-            ahead=ahead(overview),
-            charts=views.charts(overview, now=record.now),
-            chart_text=views.chart_in_words(overview),
-            points=[
-                {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
-                for point in reversed(overview.points[-ROWS:])
-            ],
-        )
+            "overview", request, record, overview=overview, ahead=ahead(overview), points=points,
+            charts=views.charts(overview, now=record.now), chart_text=views.chart_in_words(overview),
+        )  # fmt: skip
 
     def _clients(self, request: Request) -> Response:
         record = self._record()
@@ -184,28 +179,17 @@ class Pages:
         )
         shown, paging = _paged(events[::-1], request)
         return self._show(
-            "history",
-            request,
-            record,
-            events=shown,
-            total=len(events),
-            kinds=[category.value for category in Category],
-            clients=_names(record),
-            tones=views.TONES,
-            chosen={"kind": kind, "client": client, "since": since},
-            paging=paging,
-        )
+            "history", request, record, events=shown, total=len(events),
+            kinds=[category.value for category in Category], clients=_names(record), tones=views.TONES,
+            chosen={"kind": kind, "client": client, "since": since}, paging=paging,
+        )  # fmt: skip
 
     def _ledger(self, request: Request) -> Response:
         record = self._record()
         return self._show(
-            "ledger",
-            request,
-            record,
-            health=record.health,
-            witness=views.witness(record.health),
+            "ledger", request, record, health=record.health, witness=views.witness(record.health),
             heads=views.heads(record.settings.ledger),
-        )
+        )  # fmt: skip
 
     def _publication(self, request: Request) -> Response:
         record = self._record()
@@ -237,15 +221,9 @@ class Pages:
         )
         request.state.session.looked = proposal, client, preview
         return self._show(
-            "publication",
-            request,
-            record,
-            clients=_names(record),
-            chosen=client,
-            preview=preview,
-            words=proposal.purpose,
-            digest=proposal.digest,
-        )
+            "publication", request, record, clients=_names(record), chosen=client, preview=preview,
+            words=proposal.purpose, digest=proposal.digest,
+        )  # fmt: skip
 
     def _report(self, request: Request) -> Response:
         record, asked = self._record(), request.query_params

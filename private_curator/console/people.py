@@ -16,8 +16,7 @@ from dpswd.private_curator.books.operators import checked_operator
 from dpswd.private_curator.settings.groups import ConsoleSettings
 from dpswd.shared.core.errors import InvalidValue
 
-PEER = "peer"
-"""In a request's state: see `peer_of`."""
+PEER = "peer"  # in a request's state: see `peer_of`
 
 
 class Role(enum.StrEnum):
@@ -29,20 +28,12 @@ class Role(enum.StrEnum):
     AUDITOR = "auditor"  # verifies the ledger and takes the report
 
 
-ACTS: Mapping[str, frozenset[Role]] = {
-    "/ledger/verify": frozenset({Role.OPERATOR, Role.AUDITOR}),
-    "/report": frozenset({Role.OPERATOR, Role.AUDITOR}),
-    "/budget/extend": frozenset({Role.OPERATOR, Role.SECOND}),
-    "/clients/approve": frozenset({Role.OPERATOR, Role.SECOND}),
-    "/report/state": frozenset({Role.OPERATOR, Role.SECOND}),
-    "/sign-out": frozenset(Role),
+ACTS: Mapping[str, set[Role]] = {
+    **{path: {Role.OPERATOR, Role.AUDITOR} for path in ("/ledger/verify", "/report")},
+    **{path: {Role.OPERATOR, Role.SECOND} for path in ("/budget/extend", "/clients/approve", "/report/state")},
+    "/sign-out": set(Role),
 }
 """Who may do what, by path; an act that is not named is an operator's alone, and every page is everybody's."""
-
-
-def may(roles: frozenset[Role], path: str) -> bool:
-    """Whether one of the roles allows the act of a path."""
-    return bool(roles & ACTS.get(path, frozenset({Role.OPERATOR})))
 
 
 class SignInRefused(InvalidValue):
@@ -51,27 +42,18 @@ class SignInRefused(InvalidValue):
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody whom a provider or a proxy vouches for.
-
-    Attributes:
-        subject: as acts state it: the issuer, its sub for the person, and a name.
-        roles: at least one.
-    """
+    """Somebody whom a provider or a proxy vouches for, and the subject that their acts state: issuer, sub and name."""
 
     subject: Mapping[str, str]
     roles: frozenset[Role]
 
     @classmethod
     def of(cls, sub: str, values: Any, chosen: ConsoleSettings, *, name: str | None = None) -> Person:
-        """From the issuer's name for them, and the text or texts that stand for roles.
-
-        Raises:
-            SignInRefused: the sub is none, or no role follows.
-        """
+        """From the issuer's sub, and the text or texts that stand for roles; raises SignInRefused where none does."""
         listed = {values} if isinstance(values, str) else set(values if isinstance(values, list) else ())
-        roles = frozenset(Role(role) for role, value in chosen.role_values.items() if value in listed)
+        roles = frozenset(role for role in Role if getattr(chosen, role) in listed)
         if not roles:
-            raise SignInRefused("you have no role here (console.roles); whoever gives roles at your provider gives one")
+            raise SignInRefused("you have no role here; whoever gives roles at your provider gives one")
         try:
             named = {"sub": checked_operator(sub), "name": checked_operator(name or sub)}
         except InvalidValue as error:
@@ -81,22 +63,13 @@ class Person:
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy in front of the console, believed on a Unix socket whose other end the same user holds.
-
-    Attributes:
-        chosen: the settings.
-        user: its number.
-    """
+    """A proxy in front of the console, believed on a Unix socket whose other end this user, by number, holds."""
 
     chosen: ConsoleSettings
     user: int
 
     def person(self, scope: Scope) -> Person:
-        """Whom the proxy names for this very request.
-
-        Raises:
-            SignInRefused: another one asks than the proxy, or it does not name one person with a role.
-        """
+        """Whom the proxy names for this request; raises SignInRefused where another one asks, or nobody is named."""
         if scope.get("state", {}).get(PEER) != self.user:
             raise SignInRefused("the console believes its proxy on its own Unix socket alone")
         names = str(self.chosen.proxy_header), self.chosen.role_claim

@@ -32,15 +32,7 @@ _FAILURES = (AuthlibBaseError, JoseError, httpx2.HTTPError, OSError, ValueError,
 
 
 class Provider:
-    """One OpenID provider, found by its issuer.
-
-    Args:
-        chosen: the settings, with an issuer and a client's id.
-        home: where relative paths begin.
-
-    Raises:
-        SettingsError: a file of the settings cannot be read.
-    """
+    """One OpenID provider; raises SettingsError where a file of the settings, relative to the home, cannot be used."""
 
     def __init__(self, chosen: ConsoleSettings, *, home: Path) -> None:
         self._chosen, self._issuer = chosen, str(chosen.issuer)
@@ -60,11 +52,7 @@ class Provider:
         )
 
     async def leave(self, request: Request, *, back: str) -> tuple[Response, str]:
-        """The way to the provider, and the cookie by which the same browser is known when it comes back.
-
-        Raises:
-            SignInRefused: the provider cannot be asked.
-        """
+        """The way to the provider, and the cookie by which the same browser is recognised when it comes back."""
         now, cookie = time.monotonic(), secrets.token_urlsafe(32)
         flows = [(key, flow) for key, flow in self._flows.items() if flow[0] > now]
         self._flows = dict(flows[1 - _MOST_FLOWS :])
@@ -76,11 +64,7 @@ class Provider:
             raise self._refused(error) from error
 
     async def enter(self, request: Request, cookie: str | None) -> Person:
-        """Who has come back.
-
-        Raises:
-            SignInRefused: not the browser that left, or not with what the provider signed for it just now.
-        """
+        """Who has come back; raises SignInRefused unless the browser that left brings what was signed for it."""
         # Taken out at once: a code, a state and a nonce are good for one answer.
         until, flow = self._flows.pop(cookie or "", (0.0, {}))
         request.scope["session"] = flow if until > time.monotonic() else {}

@@ -16,7 +16,7 @@ from pkcs11 import Attribute, Mechanism, ObjectClass
 
 from dpswd.shared.core.errors import SettingsError
 
-_KNOWN = {"token", "object", "module-path", "pin-source"}
+_ATTRIBUTES = {"token", "object", "module-path", "pin-source"}
 
 
 class TokenKey:
@@ -87,7 +87,7 @@ def _attributes(uri: str) -> dict[str, str]:
     path, _, query = uri.removeprefix("pkcs11:").partition("?")
     pairs = [each.partition("=") for each in (*path.split(";"), *query.split("&")) if each]
     named = {name: unquote(value) for name, _, value in pairs}
-    if set(named) != _KNOWN:
+    if set(named) != _ATTRIBUTES:
         raise SettingsError(
             f"ledger.keys names a token by {', '.join(sorted(named))}; write pkcs11:token=LABEL;object=LABEL?"
             "module-path=LIBRARY&pin-source=FILE"

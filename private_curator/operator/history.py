@@ -142,18 +142,11 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
     client = payload.get("client") or ""
     budget = payload.get("budget") or payload.get("share") or {}
     return Event(
-        time=entry.time,
-        category=category,
-        kind=kind.value,
-        who=who(payload.get("by")) if category is Category.ACT else client,
-        client=client,
-        text=_WORDS[kind]({**payload, "before": before}),
-        why=_why(payload),
-        run=payload.get("run", ""),
-        epsilon=payload.get("epsilon", budget.get("epsilon")),
-        spent=spent,
-        entry=entry.seq,
-    )
+        time=entry.time, category=category, kind=kind.value,
+        who=who(payload.get("by")) if category is Category.ACT else client, client=client,
+        text=_WORDS[kind]({**payload, "before": before}), why=_why(payload), run=payload.get("run", ""),
+        epsilon=payload.get("epsilon", budget.get("epsilon")), spent=spent, entry=entry.seq,
+    )  # fmt: skip
 
 
 def _why(payload: Mapping[str, Any]) -> str:

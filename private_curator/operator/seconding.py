@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpswd.private_curator.books.operators import WISH, Enrolled, Operator, person
+from dpswd.private_curator.books.operators import WISH, Enrolled, person
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
@@ -57,7 +57,7 @@ def seconded(
     by, roster = home.acting, (enrolled or (lambda: home.read_ledger().books.operators))()
     chosen = {*configuration.load(home.path).operators.second, *roster.second}
     if act not in chosen and not (chosen and act in ("enrol", "remove") and len(roster.keys) > 1):
-        _propose(by)
+        by.propose()
         yield home
         return
     if (by.subject is None and len(roster.keys) < 2) or not roster.counts(by.name, by.credential):
@@ -73,12 +73,12 @@ def seconded(
     if first is not None and (
         (first["act"], first["arguments"]) != (act, json.loads(json.dumps(arguments)))
         or dt.datetime.fromisoformat(first["time"]) + WAITS < now
-        or (person(first) != by.person and roster.problem(first, by.person))
+        or (person(first) != person(by.named) and roster.problem(first, by.named))
     ):
         first = None
-    if first is None or person(first) == by.person:
+    if first is None or person(first) == person(by.named):
         if first is None:
-            _propose(by)
+            by.propose()
             path.parent.mkdir(mode=0o700, exist_ok=True)
             time = now.isoformat(timespec="seconds")
             noted = by.wish(act, arguments, reason=reason, ledger=roster.ledger, time=time)
@@ -89,11 +89,6 @@ def seconded(
         )
     yield HomeDirectory(home.path, operator=replace(by, first=first))
     path.unlink(missing_ok=True)
-
-
-def _propose(by: Operator) -> None:
-    if by.seconds_only:
-        raise SettingsError("a second operator does what another operator has noted, and nothing else")
 
 
 def waiting(home: HomeDirectory) -> list[Mapping[str, Any]]:

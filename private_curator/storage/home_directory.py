@@ -88,13 +88,18 @@ class HomeDirectory:
         return KeyPlaces(self.ledger_key, (chosen or configuration.load(self.path).ledger).keys)
 
     def read_ledger_key(self) -> SigningKey:
-        """The ledger's key; where several are there, the one that the ledger names.
-
-        Raises:
-            SettingsError, LedgerUnavailable: it is missing or damaged; see `KeyPlaces`.
-        """
+        """The ledger's key; of several, the one that the ledger names. Raises what `KeyPlaces` does."""
         places = self.key_places()
         return places.only() or places.find(self.read_ledger().books.public_key)
+
+    def rotate_ledger_key(self, *, reason: str) -> str:
+        """Lets the next key sign the ledger, and returns its public half, hexadecimal; see `KeyPlaces.successor`."""
+        places = self.key_places()
+        with self.open_ledger() as books:
+            key = places.successor(books.keys.every)
+            books.change_key(key, reason=reason)
+        places.find(named := key.public_key().public_bytes_raw().hex())
+        return named
 
     def ledger_location(self, chosen: LedgerSettings | None = None) -> LedgerLocation:
         """Where the ledger stands by these settings, or by those of the home.
@@ -137,22 +142,13 @@ class HomeDirectory:
             LedgerUnavailable, LedgerCorrupt: see `Ledger.open`.
         """
         chosen = chosen or configuration.load(self.path).ledger
+        file = None if chosen.heads_file is None else self.path / chosen.heads_file
         return Ledger.open(
-            self.ledger_location(chosen),
-            key=self.read_ledger_key(),
-            checkpoint=checkpoint,
-            lock_timeout_s=chosen.lock_seconds,
-            followed=followed,
-            here=here,
-            witness=self.ledger_witness(chosen) if witnessed else None,
-            by=self.acting,
-            listener=self._tell,
-            find_key=self.key_places(chosen).find,
-            heads=Heads(
-                file=None if chosen.heads_file is None else self.path / chosen.heads_file,
-                command=chosen.heads_command,
-            ),
-        )
+            self.ledger_location(chosen), key=self.read_ledger_key(), checkpoint=checkpoint,
+            lock_timeout_s=chosen.lock_seconds, followed=followed, here=here,
+            witness=self.ledger_witness(chosen) if witnessed else None, by=self.acting, listener=self._tell,
+            find_key=self.key_places(chosen).find, heads=Heads(file=file, command=chosen.heads_command),
+        )  # fmt: skip
 
     def read_ledger(self) -> LedgerReading:
         """The ledger as it is now, without its key and without writing: a read-only copy of the home will do.

@@ -91,26 +91,17 @@ class Description:
 
     @property
     def ledger_keys(self) -> LedgerKeys:
-        """The key, with those that it had before.
-
-        Raises:
-            InvalidValue: a change of it is none.
-        """
+        """The key, with those that it had before."""
         return LedgerKeys.of(bytes.fromhex(self.ledger_public_key), self.key_changes)
 
     @classmethod
     def from_message(cls, message: pb.DescribeResponse) -> Description:
         """Decodes the wire's form."""
         values = {own.name: getattr(message, own.name) for own in fields(cls)}
-        return cls._of(
-            values
-            | {
-                "ledger_public_key": message.ledger_public_key.hex(),
-                "contract": DataContract.from_message(message.contract),
-            },
-            budget=Budget.from_message,
-            limits=Limits(**{own.name: getattr(message.limits, own.name) for own in fields(Limits)}),
-        )
+        values |= {"ledger_public_key": message.ledger_public_key.hex()}
+        values |= {"contract": DataContract.from_message(message.contract)}
+        limits = Limits(**{own.name: getattr(message.limits, own.name) for own in fields(Limits)})
+        return cls._of(values, budget=Budget.from_message, limits=limits)
 
     @classmethod
     def _of(cls, values: Mapping[str, Any], *, budget: Callable[[Any], Budget], limits: Limits) -> Description:

@@ -54,17 +54,10 @@ class Curator(AbstractContextManager["Curator"]):
 
     @classmethod
     def connect(
-        cls,
-        address: str,
-        *,
-        credentials: str | Path,
-        timeout_s: float = 120.0,
-        patience_s: float = 180.0,
-        start_s: float | None = None,
-        run_directory: str | Path | None = None,
-        server_name: str | None = None,
+        cls, address: str, *, credentials: str | Path, timeout_s: float = 120.0, patience_s: float = 180.0,
+        start_s: float | None = None, run_directory: str | Path | None = None, server_name: str | None = None,
         purpose: str = "",
-    ) -> Curator:
+    ) -> Curator:  # fmt: skip
         """Connects with mutual TLS and proves the connection by one free request.
 
         Args:
@@ -93,11 +86,8 @@ class Curator(AbstractContextManager["Curator"]):
         curator = Curator(transport, receipts=receipts, purpose=purpose)
         begun, wait_s = time.monotonic(), min(_START_S, patience_s) if start_s is None else start_s
         try:
-            first = Patience(
-                timeout_s=min(timeout_s, _START_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S)),
-                total_s=min(wait_s, _FIRST_CONTACT_S),
-                signs=False,
-            )
+            least_s = min(timeout_s, _START_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S))
+            first = Patience(timeout_s=least_s, total_s=min(wait_s, _FIRST_CONTACT_S), signs=False)
             newest = None if receipts is None else receipts.newest()
             try:
                 keys = curator.describe(patience=first, present=newest).ledger_keys
@@ -209,9 +199,8 @@ class Curator(AbstractContextManager["Curator"]):
         Raises:
             BudgetExhausted: the budget does not allow it; the error says what still fits. Nothing was spent.
         """
-        request = pb.OpenRunRequest(
-            request_id=request_id or new_request_id(), parameters=parameters.to_message(), purpose=self.purpose
-        )
+        asked = request_id or new_request_id()
+        request = pb.OpenRunRequest(request_id=asked, parameters=parameters.to_message(), purpose=self.purpose)
         sent = self.transport.exchange("OpenRun", request)
         parameters = RunParameters.from_message(sent.request.parameters)
         self._keep(sent, run_id=sent.reply.run_id, reply=None, step=0, request_digest=run_digest(parameters))

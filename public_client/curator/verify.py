@@ -22,7 +22,7 @@ from dpswd.shared.books import view as ledger_view
 from dpswd.shared.books.chain_checks import Finding, Tampering, check_chain, finding_at, hold_receipts, read_export
 from dpswd.shared.books.view import STEP_CONSUMED, LedgerView
 from dpswd.shared.core.errors import InvalidValue, SettingsError
-from dpswd.shared.core.ledger.keys import KEY_CHANGED, LedgerKeys
+from dpswd.shared.core.ledger.keys import KEY_CHANGED, LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
 from dpswd.shared.core.privacy.budget import Price
 from dpswd.shared.protocol.publications import Publication
@@ -64,7 +64,7 @@ class VerifyReport:
 def verify(
     receipts: Sequence[SignedEntry],
     *,
-    public_key: bytes | LedgerKeys,
+    public_key: PinnedKey,
     ledger: Sequence[str] | None = None,
     earlier: Sequence[Sequence[str]] = (),
     complete: bool = True,
@@ -83,7 +83,8 @@ def verify(
     """
     own = list({entry.statement + entry.signature: entry for entry in receipts}.values())
     own.sort(key=lambda entry: entry.seq)
-    public_key = LedgerKeys.of(public_key, itertools.chain(*map(_key_changes, (ledger or (), *earlier))))
+    changes = (line for lines in (ledger or (), *earlier) for line in lines if KEY_CHANGED in line)
+    public_key = LedgerKeys.of(public_key, read_export(changes)[0])
     findings = _against_each_other(own, public_key)
     names = {entry.payload.get("client") for entry in own if entry.signed_by(public_key)}
     length: int | None = None
@@ -113,13 +114,10 @@ def verify(
 
 def _report(own: Sequence[SignedEntry], findings: Sequence[Finding], length: int | None) -> VerifyReport:
     return VerifyReport(
-        receipts=len(own),
-        runs=sum(entry.kind == RUN_OPENED for entry in own),
-        steps=sum(entry.kind == STEP_ANSWERED for entry in own),
-        last=own[-1].seq if own else 0,
-        entries=length,
+        receipts=len(own), runs=sum(entry.kind == RUN_OPENED for entry in own),
+        steps=sum(entry.kind == STEP_ANSWERED for entry in own), last=own[-1].seq if own else 0, entries=length,
         findings=tuple(dict.fromkeys(findings)),
-    )
+    )  # fmt: skip
 
 
 def _against_each_other(receipts: Sequence[SignedEntry], public_key: LedgerKeys) -> list[Finding]:
@@ -163,7 +161,7 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[SignedEntry], list[Findin
     return entries, findings
 
 
-def read_release(path: Path, public_key: bytes | LedgerKeys) -> tuple[list[SignedEntry], list[Finding]]:
+def read_release(path: Path, public_key: PinnedKey) -> tuple[list[SignedEntry], list[Finding]]:
     """The receipts of a published release, and a finding for all that does not hold together.
 
     Args:
@@ -235,19 +233,11 @@ def _read_ledger(
     findings += check_chain(entries, public_key)
     last = entries[-1] if entries else None
     view = LedgerView(
-        client=client,
-        entries=0 if last is None else max(entry.seq for entry in entries),
-        head="" if last is None else last.hash,
-        time="" if last is None else last.time,
-        hashes={entry.seq: entry.hash for entry in entries},
-        shown={entry.seq: entry for entry in entries},
-    )
+        client=client, entries=0 if last is None else max(entry.seq for entry in entries),
+        head="" if last is None else last.hash, time="" if last is None else last.time,
+        hashes={entry.seq: entry.hash for entry in entries}, shown={entry.seq: entry for entry in entries},
+    )  # fmt: skip
     return view, findings
-
-
-def _key_changes(lines: Sequence[str]) -> list[SignedEntry]:
-    """What a view or an export states of changes of the ledger's key; each proves itself."""
-    return read_export(line for line in lines if KEY_CHANGED in line)[0]
 
 
 def _lawful(entries: Sequence[SignedEntry], *, whole: bool) -> list[Finding]:

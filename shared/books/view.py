@@ -23,7 +23,7 @@ from typing import Any
 from dpswd.shared.books.chain_checks import Finding, Tampering
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger import receipts as chain
-from dpswd.shared.core.ledger.keys import KEY_CHANGED, LedgerKeys
+from dpswd.shared.core.ledger.keys import KEY_CHANGED, LedgerKeys, PinnedKey
 
 FORMAT = "dpswd-ledger-view-1"
 STEP_CONSUMED = "step-consumed"
@@ -100,7 +100,7 @@ def is_view(first_line: str) -> bool:
     return isinstance(value, dict) and "view" in value
 
 
-def read_view(lines: Iterable[str], public_key: bytes | LedgerKeys) -> tuple[LedgerView, list[Finding]]:
+def read_view(lines: Iterable[str], public_key: PinnedKey) -> tuple[LedgerView, list[Finding]]:
     """Reads and checks a view by itself.
 
     Args:

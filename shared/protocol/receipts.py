@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.ledger.keys import LedgerKeys
+from dpswd.shared.core.ledger.keys import PinnedKey
 from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, Receipt, SignedEntry, sha256
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
@@ -63,7 +63,7 @@ def _dictionary(run_id: str, request_id: str) -> bytes:
 def receipt_problems(
     receipt: Receipt,
     *,
-    public_key: bytes | LedgerKeys,
+    public_key: PinnedKey,
     run_id: str,
     request_id: str,
     reply: bytes | None,

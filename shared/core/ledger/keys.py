@@ -101,6 +101,10 @@ class LedgerKeys:
         return keys
 
 
+PinnedKey = bytes | LedgerKeys
+"""What a reader trusts: a raw key, 32 bytes, or keys that it leads to."""
+
+
 def key_change(last: SignedEntry, *, ledger: str, old: SigningKey, new: SigningKey) -> dict[str, str]:
     """What the entry behind the last one states when the ledger's key is changed."""
     before, after = (key.public_key().public_bytes_raw().hex() for key in (old, new))

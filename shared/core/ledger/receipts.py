@@ -21,15 +21,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from dpswd.shared.core.errors import InvalidValue
-
-if TYPE_CHECKING:
-    from dpswd.shared.core.ledger.keys import LedgerKeys
 
 FORMAT = "dpswd-ledger-1"
 GENESIS = "0" * 64  # what the first entry names as its predecessor
@@ -118,6 +115,13 @@ def read_signed_line(line: str, *, field: str = "statement") -> tuple[bytes, byt
     return statement, signature
 
 
+class KeysByPlace(Protocol):
+    """The keys of a ledger whose key was changed (`dpswd.shared.core.ledger.keys`)."""
+
+    def at(self, seq: int) -> bytes:
+        """The key of one place in the chain."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SignedEntry:
     """One entry of the ledger: the signed bytes and what they say.
@@ -145,7 +149,7 @@ class SignedEntry:
         """SHA-256 of the statement, in hexadecimal: what the next entry names as ``previous``."""
         return sha256(self.statement)
 
-    def signed_by(self, public_key: bytes | LedgerKeys) -> bool:
+    def signed_by(self, public_key: bytes | KeysByPlace) -> bool:
         """Whether the signature is that of the raw 32-byte Ed25519 ``public_key``, or of the keys' one for this place.
 
         Raises:

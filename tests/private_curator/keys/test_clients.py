@@ -38,7 +38,7 @@ def run(program, *arguments: object, status: int = 0) -> str:
 
 
 def rotate(home: HomeDirectory) -> None:
-    run(main, "ledger", "rotate-key", "--reason", "once a year, as agreed", "--home", home.path)
+    run(main, "certificates", "--rotate-ledger-key", "once a year, as agreed", "--home", home.path)
 
 
 def begun(curator: Curator):

@@ -96,16 +96,16 @@ def keep_on(home: HomeDirectory) -> list[bytes]:
 def test_the_key_is_rotated_and_everything_goes_on(home):
     old = home.read_ledger_key().public_key().public_bytes_raw()
     with home.open_ledger() as serving:  # another program, which holds the old key
-        assert "backup" in run(home, "ledger", "rotate-key", "--reason", "yearly")
+        assert "backup" in run(home, "certificates", "--rotate-ledger-key", "yearly")
         serving.freeze(reason="signed by the new key, without a restart")
         serving.unfreeze(reason="on")
     assert [key == old for key in keep_on(home)] == [True, False]
     assert not home.ledger_key.with_name("ledger.key.next").exists()
     assert home.read_ledger_key().public_key().public_bytes_raw() == home.read_ledger().books.keys.newest != old
-    run(home, "ledger", "rotate-key", "--reason", "again")
+    run(home, "certificates", "--rotate-ledger-key", "again")
     assert len(keep_on(home)) == 3
     assert "changed the ledger's key" in run(home, "history", "--format", "json")
-    run(home, "ledger", "rotate-key", status=2)
+    run(home, "certificates", "--rotate-ledger-key", status=2)
     run(home, "add", "second-team", "--out", home.path.parent / "theirs")
     pinned = LedgerKeys.from_text((home.path.parent / "theirs" / "ledger.pub").read_text())
     assert (pinned.pinned, len(pinned.every)) == (pinned.newest, 3)
@@ -140,7 +140,7 @@ def test_a_kill_between_any_two_steps_loses_nothing(home, point):
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     changed = POINTS.index(point) > POINTS.index("change_key:written")
     assert len(keep_on(home)) == 1 + changed
-    run(home, "ledger", "rotate-key", "--reason", "yearly")
+    run(home, "certificates", "--rotate-ledger-key", "yearly")
     keys = keep_on(home)
     assert (len(keys), keys[0]) == (2 + changed, before)
 
@@ -156,7 +156,7 @@ def test_a_service_of_the_hospitals_own_signs_by_two_methods(home):
         else f"{settings}\n[ledger]\n{line}"
     )
     assert len(keep_on(home)) == 1  # the file's key still signs
-    run(home, "ledger", "rotate-key", "--reason", "into the service")
+    run(home, "certificates", "--rotate-ledger-key", "into the service")
     home.ledger_key.unlink()
     assert keep_on(home)[-1] == SERVICE.public_key().public_bytes_raw()
     assert [each.text for each in preflight.check(home) if not each.ok] == []
@@ -178,12 +178,12 @@ def test_a_service_of_the_hospitals_own_signs_by_two_methods(home):
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_a_backup_from_before_is_restored_with_the_key_of_its_time_and_knows_what_it_forgets(home, tmp_path):
     run(home, "ledger", "backup", tmp_path / "before.db")
-    kept = home.ledger_key.read_bytes()
-    run(home, "ledger", "rotate-key", "--reason", "yearly")
+    former = home.ledger_key.read_bytes()
+    run(home, "certificates", "--rotate-ledger-key", "yearly")
     with home.open_ledger() as books:
         books.freeze(reason="an entry that the new key signs")
     assert "does not verify" in run(home, "ledger", "restore", tmp_path / "before.db", status=6)
-    home.ledger_key.write_bytes(kept)
+    home.ledger_key.write_bytes(former)
     run(home, "ledger", "freeze", status=2)
     refused = run(home, "ledger", "restore", tmp_path / "before.db", status=6)
     assert "2 entries would be forgotten" in refused  # the change of the key, and what came behind it
@@ -191,7 +191,7 @@ def test_a_backup_from_before_is_restored_with_the_key_of_its_time_and_knows_wha
 
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_a_ledger_whose_key_is_nowhere_says_which_one_is_missing(home, tmp_path):
-    run(home, "ledger", "rotate-key", "--reason", "yearly")
+    run(home, "certificates", "--rotate-ledger-key", "yearly")
     newest = home.read_ledger().books.public_key
     places = KeyPlaces(tmp_path / "other.key", ["hospital_keys:Service"])
     with pytest.raises(LedgerUnavailable, match=newest[:16]):

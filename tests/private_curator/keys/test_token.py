@@ -17,10 +17,10 @@ pkcs11 = pytest.importorskip("pkcs11", reason="python-pkcs11 is not installed")
 from pkcs11 import Attribute, KeyType, Mechanism  # noqa: E402
 from pkcs11.util.ec import encode_named_curve_parameters  # noqa: E402
 
-from dpswd.private_curator.cli.main import main
-from dpswd.private_curator.keys.places import open_place
-from dpswd.private_curator.keys.token import TokenKey
-from dpswd.shared.core.errors import LedgerUnavailable, SettingsError
+from dpswd.private_curator.cli.main import main  # noqa: E402
+from dpswd.private_curator.keys.places import open_place  # noqa: E402
+from dpswd.private_curator.keys.token import TokenKey  # noqa: E402
+from dpswd.shared.core.errors import LedgerUnavailable, SettingsError  # noqa: E402
 
 LIBRARY = Path("/usr/lib/softhsm/libsofthsm2.so")
 ED25519 = encode_named_curve_parameters("1.3.101.112")
@@ -57,7 +57,7 @@ def test_a_ledger_moves_into_a_token_and_the_file_can_go(token, tmp_path):
         assert done.exit_code == 0, (done.output, done.exception)
         return done.output
 
-    run("ledger", "rotate-key", "--reason", "into the token")
+    run("certificates", "--rotate-ledger-key", "into the token")
     home.ledger_key.unlink()
     with home.open_ledger() as books:
         books.freeze(reason="signed in the token")

@@ -15,10 +15,10 @@ from toy_accounting import ToyAccounting, ToyBudget
 
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.sqlite_tables import layout
 from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.private_curator.keys.checking import SignatureCheck, processes_for
 from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.postgres.database import PostgresSession
 from dpswd.shared.books.chain_checks import Tampering, read_export

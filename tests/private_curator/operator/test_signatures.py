@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dpswd.private_curator.books.signatures import SignatureCheck
+from dpswd.private_curator.keys.checking import SignatureCheck
 from dpswd.private_curator.operator.report import check_report, print_pdf, signed_page
 from dpswd.shared.books.view import read_view, write_view
 from dpswd.shared.core.errors import DataInvalid, InvalidValue

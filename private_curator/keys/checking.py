@@ -1,6 +1,6 @@
 """Signatures of many entries, checked in processes of their own: one takes longer than all else that is checked of it.
 
-``python -m dpswd.private_curator.books.signatures`` is such a process. It reads entries from its standard input, each
+``python -m dpswd.private_curator.keys.checking`` is such a process. It reads entries from its standard input, each
 as its number, its key, the lengths of statement and signature, and their bytes, and prints the numbers of those that
 their key has not signed. Pipes and nothing else: it works where a container has neither a place for temporary files nor
 shared memory.
@@ -37,7 +37,7 @@ class SignatureCheck:
         self._wrong: list[int] = []
         self._taken = 0
         # The same code as here, whatever lies in the directory from which an operator verifies.
-        program = [sys.executable, "-P", "-m", "dpswd.private_curator.books.signatures"]
+        program = [sys.executable, "-P", "-m", "dpswd.private_curator.keys.checking"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._processes = [
             subprocess.Popen(  # noqa: S603 our own program
