@@ -279,7 +279,7 @@ def write_out(out: Path, made: Publication) -> None:
 def description_json(message: pb.DescribeResponse) -> dict[str, Any]:
     """What `dpswd-client describe --format json` prints of a curator's answer, for one that nobody can ask."""
     plain = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    lists = {name: list(plain[name]) for name in ("record_shape", "mechanisms")}
+    lists = {name: list(plain[name]) for name in ("record_shape", "mechanisms", "key_changes")}
     return {
         **plain,
         **lists,

@@ -66,7 +66,7 @@ def seconded(
             f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "
             "operators --make`), enrol it (`operators --add`), and give it (--credential FILE)"
         )
-    now = now or dt.datetime.now(dt.UTC)
+    name, now = (by.subject or {}).get("name", by.name), now or dt.datetime.now(dt.UTC)
     text = json.dumps([act, arguments], sort_keys=True)
     path = home.noted_acts / f"{act}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     first = _noted(path)
@@ -84,7 +84,7 @@ def seconded(
             noted = by.wish(act, arguments, reason=reason, ledger=roster.ledger, time=time)
             write_private(path, json.dumps(noted).encode())
         raise ActNoted(
-            f"noted for {by.text} and not done: {act} takes two operators (operators.second). Another one does it by "
+            f"noted for {name} and not done: {act} takes two operators (operators.second). Another one does it by "
             f"giving the same command with the same values and another --credential within {WAITS.days} days"
         )
     yield HomeDirectory(home.path, operator=replace(by, first=first))

@@ -340,10 +340,10 @@ class ConsoleSettings(SettingsGroup):
     client_secret_file: Path | None = setting(None, "File with the client's secret; none for a public client.")
     ca_file: Path | None = setting(None, "The provider's certificate's authority (PEM); by default the system's.")
     role_claim: str = setting("roles", "The claim, dots leading inward, or the proxy's header, that holds roles.")
-    viewer: str = setting("dpswd-viewer", "What in it stands for who sees every page.", min_length=1)
-    operator: str = setting("dpswd-operator", "For who acts.", min_length=1)
-    second: str = setting("dpswd-second", "For who does what an operator has proposed, and nothing else.", min_length=1)
-    auditor: str = setting("dpswd-auditor", "For who verifies the ledger and takes the report.", min_length=1)
+    viewer: str = setting("dpswd-viewer", "What in it stands for who sees every page.", min_length=1, max_length=200)
+    operator: str = setting("dpswd-operator", "For who acts.", min_length=1, max_length=200)
+    second: str = setting("dpswd-second", "For who seconds an operator, and no more.", min_length=1, max_length=200)
+    auditor: str = setting("dpswd-auditor", "For who verifies and reports.", min_length=1, max_length=200)
     proxy_header: str | None = setting(None, "A proxy's header that names whom it signed in; on a Unix socket alone.")
 
 
