@@ -32,7 +32,7 @@ from dpswd.private_curator.core.ledger.store import entries_of
 from dpswd.private_curator.keys.checking import SignatureCheck, processes_for
 from dpswd.shared.books.chain_checks import ChainCheck, Finding, Tampering, finding_at, hold_receipts
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
-from dpswd.shared.core.ledger.keys import LedgerKeys
+from dpswd.shared.core.ledger.keys import LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
@@ -81,7 +81,7 @@ class VerificationOptions(TypedDict, total=False):
 def verify_file(
     where: LedgerLocation | Path,
     *,
-    public_key: bytes,
+    public_key: PinnedKey,
     accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
     every_signature: bool = True,
@@ -91,7 +91,7 @@ def verify_file(
 
     Args:
         where: the ledger's place, or a backup's file.
-        public_key: the ledger's raw Ed25519 key, 32 bytes.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, or its keys, where a backup may be older than the newest.
         accounting: prices the runs anew.
         receipts: signed entries that somebody kept elsewhere.
         every_signature: False for the last entry's alone, which vouches for what the chain of hashes before it states.
@@ -140,7 +140,7 @@ def verify_file(
         progress(count, total)
         findings += hold_receipts(held, hashes, length, keys)
         findings += derivation.findings()
-    if books.public_key != public_key.hex():
+    if bytes.fromhex(books.public_key) not in (keys.every if isinstance(public_key, LedgerKeys) else (public_key,)):
         text = "its entries do not name the public key that was given"
         findings.append(Finding(tampering=Tampering.FORGED, seq=1, text=text))
     return VerificationReport(

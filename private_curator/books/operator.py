@@ -282,11 +282,6 @@ class OperatorActs(Store[Register]):
             copy.deepcopy(transaction.books.operators).remove(payload)
             self._act(transaction, Kind.OPERATOR_REMOVED, payload)
 
-    def operators(self) -> Mapping[str, str]:
-        """The public keys of the enrolled operators, by name."""
-        with self._reading():
-            return dict(self._books.operators.keys)
-
     def freeze(self, *, reason: str) -> None:
         """Stops every new release until `unfreeze`; replies that are stored are still given out. Idempotent."""
         self._set_state(Kind.FROZEN, DataSetState.FROZEN, reason)

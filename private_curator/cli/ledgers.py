@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.books.view import write_view
 from dpswd.shared.core.errors import GrantNotHeld, LedgerError, SettingsError
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 
 _EXIT_CORRUPT = 6
@@ -61,9 +63,11 @@ def verify(
         if file is None:
             report = verify_ledger(home, receipts=_given(receipts), every_signature=every, progress=progress)
         else:
-            public_key = home.read_ledger_key().public_key().public_bytes_raw()
+            keys = LedgerKeys.of(home.read_ledger_key().public_key().public_bytes_raw())
+            with contextlib.suppress(LedgerError):  # the backup may be from before a change of the key
+                keys = keys.joined(home.read_ledger().books.key_changes)
             held = _read_receipts(receipts, home)
-            report = verify_file(file, public_key=public_key, receipts=held, every_signature=every, progress=progress)
+            report = verify_file(file, public_key=keys, receipts=held, every_signature=every, progress=progress)
     show(
         {
             "ok": report.ok,

@@ -35,8 +35,8 @@ def operators(
     """
     act = chosen_act(make=make, add=add, remove=remove)
     if act is None:
-        with needed(home).open_ledger() as books:
-            rows = [{"operator": name, "key": key} for name, key in sorted(books.operators().items())]
+        roster = needed(home).read_ledger().books.operators
+        rows = [{"operator": own, "key": key, "issuer": roster.issuers.get(own)} for own, key in roster.keys.items()]
         show(rows, title="Operators")
         return
     if name is None:

@@ -260,7 +260,10 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.FROZEN: lambda _: "froze the data set",
     Kind.UNFROZEN: lambda _: "opened the data set again",
     Kind.ENDED: lambda _: "ended the data set",
-    Kind.OPERATOR_ADDED: lambda p: f"enrolled the operator {p['operator']} with the key {_short(p['key'])}",
+    Kind.OPERATOR_ADDED: lambda p: (
+        f"enrolled the operator {p['operator']} with the key {_short(p['key'])}"
+        + (f", to speak for those whom {p['issuer']} signs in" if p.get("issuer") else "")
+    ),
     Kind.OPERATOR_REMOVED: lambda p: f"took the operator {p['operator']} out",
     Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
     Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",

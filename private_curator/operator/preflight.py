@@ -327,7 +327,7 @@ def _worker(site: _Site) -> str:
     from dpswd.shared.devices import resolve_device
 
     compute = site.settings.compute.model_copy(update={"parallel_steps": 1})
-    return examine(make_engine(compute, resolve_device(compute.device)), secret=site.home.certificates / CA_KEY)
+    return examine(make_engine(compute, resolve_device(compute.device)), secret=site.home.certificates / SERVER_KEY)
 
 
 def _disk(site: _Site) -> str:
