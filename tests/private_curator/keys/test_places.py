@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -182,7 +183,8 @@ def test_a_backup_from_before_is_restored_with_the_key_of_its_time_and_knows_wha
     run(home, "certificates", "--rotate-ledger-key", "yearly")
     with home.open_ledger() as books:
         books.freeze(reason="an entry that the new key signs")
-    run(home, "ledger", "verify", "--file", tmp_path / "before.db")  # by the changes that this ledger knows
+    said = run(home, "ledger", "verify", "--file", tmp_path / "before.db", "--format", "json", status=6)
+    assert {each["kind"] for each in json.loads(said)["findings"]} == {"truncated"}  # its key is one that was changed
     assert "does not verify" in run(home, "ledger", "restore", tmp_path / "before.db", status=6)
     home.ledger_key.write_bytes(former)
     run(home, "ledger", "freeze", status=2)
