@@ -90,7 +90,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
 # The images install less than a developer does, in the same versions. those of torch are kept by hand: pip-compile
 # would download the wheels of all platforms, dozens of gigabytes, for digests that the index states.
 # NVFlare is left out: it asks for much, and its tests are skipped where it is not installed.
-lock: EXTRAS = client cluster curator dev docs embed onnx sources test tracing transport trees
+lock: EXTRAS = client cluster curator dev docs embed oidc onnx pkcs11 sources test tracing transport trees
 lock:
 	$(PIP_COMPILE) $(addprefix --extra ,$(EXTRAS)) --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --constraint requirements.lock --extra curator --output-file deploy/images/curator.lock pyproject.toml

@@ -23,15 +23,15 @@ axe.run().then(found => done(found.violations.map(v => [v.id, v.nodes.map(n => n
 
 
 @contextlib.contextmanager
-def started() -> Iterator[Any]:
-    """A browser without a window; a test without one is skipped, and says so."""
+def started(*words: str) -> Iterator[Any]:
+    """A browser without a window, with further words; a test without one is skipped, and says so."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("NO BROWSER LOOKED AT THIS: chromium and chromedriver are not installed")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", *words):
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))

@@ -23,14 +23,16 @@ from dpswd.private_curator.books.derivation import Derivation, inconsistent
 from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
-from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
 from dpswd.private_curator.books.sqlite_file import as_location
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.accounts import DATA_SET
 from dpswd.private_curator.core.ledger.database import Session, by_seq
 from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.private_curator.core.ledger.store import entries_of
+from dpswd.private_curator.keys.checking import SignatureCheck, processes_for
 from dpswd.shared.books.chain_checks import ChainCheck, Finding, Tampering, finding_at, hold_receipts
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
+from dpswd.shared.core.ledger.keys import LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
 # A stored price may differ from one computed anew by the last digits of another machine's library.
@@ -79,7 +81,7 @@ class VerificationOptions(TypedDict, total=False):
 def verify_file(
     where: LedgerLocation | Path,
     *,
-    public_key: bytes,
+    public_key: PinnedKey,
     accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
     every_signature: bool = True,
@@ -89,7 +91,7 @@ def verify_file(
 
     Args:
         where: the ledger's place, or a backup's file.
-        public_key: the ledger's raw Ed25519 key, 32 bytes.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, or its keys, where a backup may be older than the newest.
         accounting: prices the runs anew.
         receipts: signed entries that somebody kept elsewhere.
         every_signature: False for the last entry's alone, which vouches for what the chain of hashes before it states.
@@ -104,11 +106,12 @@ def verify_file(
         (total,) = connection.execute("SELECT count(*) FROM entries").fetchone()
         progress(0, total)
         findings = [inconsistent(text) for text in location.defects(connection)]
-        chain, numbers = ChainCheck(public_key, every_signature=False), {receipt.seq for receipt in held}
+        keys = LedgerKeys.of(public_key, entries_of(connection, Kind.KEY_CHANGED))
+        chain, numbers = ChainCheck(keys, every_signature=False), {receipt.seq for receipt in held}
         books, derivation, hashes = Register(accounting), Derivation(connection), {}
         last, length, count = None, 0, 0
         processes = processes_for(total) if every_signature else 0
-        with SignatureCheck(public_key, processes=processes) as signatures:
+        with SignatureCheck(keys, processes=processes) as signatures:
             for seq, entry in _read(connection):
                 if isinstance(entry, Finding):
                     findings.append(entry)
@@ -135,10 +138,10 @@ def verify_file(
                 signatures.take(last.seq, last.statement, last.signature)
             findings += [_unsigned(seq) for seq in signatures.wrong()]
         progress(count, total)
-        findings += hold_receipts(held, hashes, length, public_key)
+        findings += hold_receipts(held, hashes, length, keys)
         findings += derivation.findings()
-    if books.public_key != public_key.hex():
-        text = "the first entry does not name the public key that was given"
+    if bytes.fromhex(books.public_key) not in (keys.every if isinstance(public_key, LedgerKeys) else (public_key,)):
+        text = "its entries do not name the public key that was given"
         findings.append(Finding(tampering=Tampering.FORGED, seq=1, text=text))
     return VerificationReport(
         entries=count,

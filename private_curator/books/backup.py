@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.figures import MIN_ACCEPTANCE_LENGTH
 from dpswd.private_curator.books.location import LedgerLocation
@@ -28,6 +26,7 @@ from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.core.ledger.store import Clock, append_entry, read_entries
 from dpswd.shared.books.chain_checks import check_chain
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, LedgerError, LedgerUnavailable, RestoreRefused
+from dpswd.shared.core.ledger.keys import LedgerKeys, SigningKey
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
 _LISTED = 1000  # forgotten entries that the acceptance lists one by one; beyond, their number says enough
@@ -57,7 +56,7 @@ def restore(
     backup: Path,
     into: LedgerLocation | Path,
     *,
-    key: Ed25519PrivateKey,
+    key: SigningKey,
     accounting: Accounting = RENYI,
     receipts: Iterable[SignedEntry] = (),
     accept_loss: str | None = None,
@@ -102,7 +101,7 @@ def move(
     source: SqliteFile,
     into: LedgerLocation,
     *,
-    key: Ed25519PrivateKey,
+    key: SigningKey,
     accounting: Accounting = RENYI,
     clock: Clock | None = None,
     by: Operator | None = None,
@@ -156,23 +155,24 @@ def compare(
     Raises:
         LedgerCorrupt, LedgerUnavailable: the backup cannot be read.
     """
-    statements = {entry.statement for entry in _entries(backup)}
-    witnesses = list(receipts)
+    before, witnesses = _entries(backup), list(receipts)
+    statements = {entry.statement for entry in before}
     forgotten: dict[bytes, SignedEntry] = {}
     unknown = ""
     if present.exists():
         try:
             standing = _entries(present)
             witnesses += standing
-            damage = check_chain(standing, public_key)
+            damage = check_chain(standing, LedgerKeys.of(public_key, before))
             if damage:
                 unknown = f"the present ledger does not verify ({damage[0].text})"
         except LedgerError as error:
             unknown = f"the present ledger cannot be read ({error})"
     else:
         unknown = "there is no present ledger to compare with"
+    keys = LedgerKeys.of(public_key, [*before, *witnesses])
     for entry in witnesses:
-        if entry.statement not in statements and entry.signed_by(public_key):
+        if entry.statement not in statements and entry.signed_by(keys):
             forgotten[entry.statement] = entry
     if not forgotten and not unknown:
         return None
@@ -210,7 +210,7 @@ def _append(
     payload: dict[str, Any],
     *,
     by: Operator | None,
-    key: Ed25519PrivateKey,
+    key: SigningKey,
     clock: Clock | None,
 ) -> SignedEntry:
     acted = (by or Operator("")).acting(new, Kind.RESTORED, {**payload, "place": into.place(new)}, None)

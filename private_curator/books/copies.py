@@ -31,7 +31,7 @@ def counting(transaction: Transaction[Register], receipts: Iterable[SignedEntry]
         InvalidValue: nothing of them is missing here, a step's run is not known, or they are too many for one entry.
     """
     books, accounting = transaction.books, transaction.books.accounting
-    released = [each for each in receipts if each.kind in _RELEASED and each.signed_by(bytes.fromhex(books.public_key))]
+    released = [each for each in receipts if each.kind in _RELEASED and each.signed_by(books.keys)]
     listed = {each.hash: [each.payload["run"], each.payload.get("step", 0)] for each in _missing(transaction, released)}
     if not listed:
         raise InvalidValue("each of these receipts is in the ledger, was counted, or is not of its key: nothing to do")

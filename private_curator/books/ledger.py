@@ -8,8 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self, Unpack
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from dpswd.private_curator.books.asking import ClientActs
 from dpswd.private_curator.books.audit import VerificationOptions, VerificationReport, verify_file
 from dpswd.private_curator.books.backup import restored, write_backup
@@ -30,12 +28,14 @@ from dpswd.private_curator.core.ledger.store import (
     PAGE,
     LedgerOptions,
     append_entry,
+    entries_of,
     head,
     no_checkpoint,
     read_entries,
 )
 from dpswd.shared.accounting.persons import check_records_per_person
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, SettingsError
+from dpswd.shared.core.ledger.keys import LedgerKeys, SigningKey
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
@@ -68,7 +68,7 @@ class Ledger(OperatorActs, ClientActs):
         cls,
         location: LedgerLocation | Path,
         *,
-        key: Ed25519PrivateKey,
+        key: SigningKey,
         records: int,
         budget: PrivacyBudget,
         records_per_person: int = 1,
@@ -119,7 +119,7 @@ class Ledger(OperatorActs, ClientActs):
         cls,
         location: LedgerLocation | Path,
         *,
-        key: Ed25519PrivateKey,
+        key: SigningKey,
         accounting: Accounting = RENYI,
         witness: Path | None = None,
         here: bool = False,
@@ -143,6 +143,11 @@ class Ledger(OperatorActs, ClientActs):
         """
         noted = None if witness is None else Witness(witness)
         return cls(as_location(location), key=key, books=Register(accounting), witness=noted, here=here, **options)
+
+    @property
+    def keys(self) -> LedgerKeys:
+        """The keys that sign its entries, each from its place on."""
+        return self._books.keys
 
     @property
     def records(self) -> int:
@@ -174,7 +179,7 @@ class Ledger(OperatorActs, ClientActs):
             LedgerCorrupt: the ledger lacks it: it was put back to an older state. From now on nothing is read or
                 written, here or after a restart, until the operator has decided.
         """
-        if not receipt.signed_by(self.public_key):
+        if not receipt.signed_by(self._books.keys):
             return
         with self._reading() as session:
             if lacks(session, receipt):
@@ -194,7 +199,8 @@ class Ledger(OperatorActs, ClientActs):
         for receipt in (noted, *self._missing(session)):
             if receipt is None:
                 continue
-            if receipt.signed_by(self.public_key) and lacks(session, receipt):
+            keys = LedgerKeys.of(self.public_key, entries_of(session, Kind.KEY_CHANGED))
+            if receipt.signed_by(keys) and lacks(session, receipt):
                 with self.location.reading() as later:  # the receipt may be younger than the session's view
                     if lacks(later, receipt):
                         self._stop(receipt)

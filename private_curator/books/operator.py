@@ -20,6 +20,7 @@ from dpswd.private_curator.core.ledger.requests import load_run
 from dpswd.private_curator.core.ledger.statements import Client, DataSetState, Kind, hex_256
 from dpswd.private_curator.core.ledger.store import Store, Transaction
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.keys import SigningKey, key_change
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.filter import PrivacyFilter
@@ -213,11 +214,9 @@ class OperatorActs(Store[Register]):
                 raise InvalidValue(f"request {number} asks for epsilon {asked.epsilon:g}; grant from 0 to that")
             if granted > 0.0:
                 books.holder(asked.client)
-                has = books.shares[asked.client].budget.epsilon if asked.client in books.shares else None
-                epsilon = (books.spent_by(asked.client) if has is None else has) + granted
-                share = replace(books.account.budget, epsilon=epsilon)
-                if has is not None:
-                    share = replace(books.shares[asked.client].budget, epsilon=epsilon)
+                own = books.shares.get(asked.client)
+                has = books.spent_by(asked.client) if own is None else own.budget.epsilon
+                share = replace((own or books.account).budget, epsilon=has + granted)
                 self._share(transaction, asked.client, share, reason=f"request {number}: {checked_reason(reason)}")
             decision = Decision.DENIED if granted == 0.0 else Decision.CUT
             payload = {
@@ -269,19 +268,20 @@ class OperatorActs(Store[Register]):
             check_extends(transaction.books.account.budget, budget)
             self._set_budget(transaction, Kind.BUDGET_EXTENDED, budget, reason)
 
-    def enrol(self, name: str, key: str, *, second: Iterable[str] = ()) -> None:
+    def enrol(self, name: str, key: str, *, second: Iterable[str] = (), issuer: str | None = None) -> None:
         """Enrols an operator: from the first one on, acts are signed.
 
         Args:
             name: of the operator.
             key: the public key, 64 hexadecimal digits.
             second: the acts that take two operators, see `dpswd.private_curator.books.operators.Enrolled`.
+            issuer: whose subjects the holder of the key speaks for, as a console does; None for a person.
 
         Raises:
             InvalidValue: the name or the key is taken, or none.
         """
         with self._transaction("enrol") as transaction:
-            payload = {"operator": name, "key": key, "second": sorted(second)}
+            payload = {"operator": name, "key": key, "second": sorted(second), "issuer": issuer}
             copy.deepcopy(transaction.books.operators).add(payload)
             self._act(transaction, Kind.OPERATOR_ADDED, payload)
 
@@ -296,11 +296,6 @@ class OperatorActs(Store[Register]):
             copy.deepcopy(transaction.books.operators).remove(payload)
             self._act(transaction, Kind.OPERATOR_REMOVED, payload)
 
-    def operators(self) -> Mapping[str, str]:
-        """The public keys of the enrolled operators, by name."""
-        with self._reading():
-            return dict(self._books.operators.keys)
-
     def freeze(self, *, reason: str) -> None:
         """Stops every new release until `unfreeze`; replies that are stored are still given out. Idempotent."""
         self._set_state(Kind.FROZEN, DataSetState.FROZEN, reason)
@@ -312,6 +307,22 @@ class OperatorActs(Store[Register]):
     def end(self, *, reason: str) -> None:
         """Stops every new release for ever. Idempotent."""
         self._set_state(Kind.ENDED, DataSetState.ENDED, reason)
+
+    def change_key(self, new: SigningKey, *, reason: str) -> None:
+        """Lets another key sign from the next entry on; both keys sign this one, which every client may read.
+
+        Raises:
+            InvalidValue: the ledger had it before.
+            LedgerUnavailable: one of the keys does not sign.
+        """
+        with self._transaction("change_key") as transaction:
+            books, last = transaction.books, self._seen
+            assert last is not None  # the books were read up to it
+            if new.public_key().public_bytes_raw() in books.keys.every:
+                raise InvalidValue("the ledger has, or had, this key already; choose a new one")
+            change = key_change(last, ledger=books.ledger_id, old=transaction.key, new=new)
+            self._act(transaction, Kind.KEY_CHANGED, {**change, "reason": checked_reason(reason)})
+        self._key = new
 
     def record_statement(self, item: str, words: str) -> None:
         """States something that the report of the data set prints; it replaces what was stated of the item before.

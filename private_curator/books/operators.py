@@ -39,7 +39,7 @@ SECONDED = {
     "remove": {Kind.OPERATOR_REMOVED},
 }
 """The acts that two operators can want, and the entries that they become."""
-WISH = {"operator", "credential", "act", "arguments", "reason", "time", "ledger", "nonce", "signature"}
+WISH = {"operator", "credential", "subject", "act", "arguments", "reason", "time", "ledger", "nonce", "signature"}
 """What an operator's wish states, see `Operator.wish`."""
 _FORMAT = "dpswd-operator-1"
 _ACT, _WISH = b"dpswd-1 operator's act\0", b"dpswd-1 operator's wish\0"
@@ -53,11 +53,15 @@ class Operator:
         name: as the ledger states it.
         key: this operator's own; None where nothing proves the name.
         first: what another operator signed, see `wished`, and this one does.
+        seconds_only: whether this one only does what another one has noted.
+        subject: who signed in elsewhere, and acts through this operator: an issuer, its sub for the person, and a name.
     """
 
     name: str
     key: Ed25519PrivateKey | None = None
     first: Mapping[str, Any] | None = None
+    subject: Mapping[str, str] | None = None
+    seconds_only: bool = False
 
     @property
     def credential(self) -> str | None:
@@ -67,7 +71,13 @@ class Operator:
     @property
     def text(self) -> str:
         """The names, for a reader."""
-        return who({"operator": self.name, "credential": self.credential, "first": self.first})
+        return who({**self.named, "first": self.first})
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """As acts state this operator, without what another one signed."""
+        own = {} if self.subject is None else {"subject": dict(self.subject)}
+        return {"operator": self.name, "credential": self.credential, **own}
 
     @classmethod
     def of(cls, by: Operator | str | None) -> Operator:
@@ -119,6 +129,11 @@ class Operator:
             raise SettingsError(f"{path} exists, and a credential is never overwritten; choose another file") from error
         return made
 
+    def propose(self) -> None:
+        """Raises SettingsError where this one only does what another one has noted."""
+        if self.seconds_only:
+            raise SettingsError("a second operator does what another operator has noted, and nothing else")
+
     def acting(
         self, session: Session, kind: Kind, payload: Mapping[str, Any], books: Enrolled | None
     ) -> dict[str, Any]:
@@ -133,7 +148,7 @@ class Operator:
         Raises:
             SettingsError: the ledger would not take it from this operator.
         """
-        by: dict[str, Any] = {"operator": self.name, "credential": self.credential}
+        by = self.named
         if self.first is not None:
             by["first"] = self.first
         last = head(session)
@@ -151,8 +166,8 @@ class Operator:
         """What this operator wants, signed, for another one to do."""
         assert self.key is not None
         fields = {
-            "operator": self.name, "credential": self.credential, "act": act, "arguments": arguments, "reason": reason,
-            "time": time, "ledger": ledger, "nonce": secrets.token_hex(16),
+            "subject": None, **self.named, "act": act, "arguments": arguments, "reason": reason, "time": time,
+            "ledger": ledger, "nonce": secrets.token_hex(16),
         }  # fmt: skip
         return {**fields, "signature": self.key.sign(_WISH + canonical_json(fields)).hex()}
 
@@ -162,6 +177,7 @@ class Enrolled:
 
     Attributes:
         keys: public keys, hexadecimal.
+        issuers: whose subjects an operator speaks for; those of persons are missing.
         ledger: the ledger's id.
         second: acts that take two, whatever the settings say by now: those that two have done, and those that the
             settings named when an operator was enrolled. When two operators change who is enrolled, they say anew.
@@ -169,6 +185,7 @@ class Enrolled:
 
     def __init__(self) -> None:
         self.keys: dict[str, str] = {}
+        self.issuers: dict[str, str] = {}
         self.ledger = ""
         self.second: set[str] = set()
         self._done: set[str] = set()
@@ -198,14 +215,14 @@ class Enrolled:
             if first is not None:
                 raise InvalidValue("a second operator has a credential")
         else:
-            if enrolled and not self.counts(name, credential):
-                raise InvalidValue(f"the credential {credential[:16]} of {name!r} is not one that is enrolled here")
+            if enrolled:
+                self._hold_enrolled(name, credential, by.get("subject") or {})
             if previous:
                 _verify(by, _signed(kind, payload, by, previous))
         if kind == Kind.OPERATOR_ADDED:
             self._hold_first(payload)
         if first is not None:
-            if problem := self.problem(first, by=name, credential=credential, enrolled=enrolled):
+            if problem := self.problem(first, by, enrolled=enrolled):
                 raise InvalidValue(problem)
             if kind not in SECONDED.get(first["act"], ()):
                 raise InvalidValue(f"what {first['operator']!r} wanted was {first['act']!r}, not {kind!r}")
@@ -225,11 +242,13 @@ class Enrolled:
         """Whether this is the credential by which an operator of this name is enrolled."""
         return credential is not None and self.keys.get(name) == credential
 
-    def problem(self, wish: Mapping[str, Any], *, by: str, credential: str | None, enrolled: bool = True) -> str:
+    def problem(self, wish: Mapping[str, Any], by: Mapping[str, Any], *, enrolled: bool = True) -> str:
         """Why a wish of another operator may not be done by this one; empty where it may."""
-        name = wish["operator"]
-        if name == by or wish["credential"] == credential:
-            return f"{name!r} wants it already; another operator does it"
+        name, first, second = wish["operator"], person(wish), person(by)
+        if set(first) & set(second):
+            return f"{who(wish)} wants it already; another operator does it"
+        if len(first) != len(second):
+            return "one of the two signed in and the other showed a credential: both do the same, to be told apart"
         if enrolled and not self.counts(name, wish["credential"]):
             return f"{name!r} is not enrolled with the credential that wants it"
         if wish["ledger"] != self.ledger or wish["nonce"] in self._done:
@@ -250,6 +269,8 @@ class Enrolled:
         if name in self.keys or key in self.keys.values():
             raise InvalidValue(f"an operator {name!r}, or one with this key, is enrolled already")
         self.keys[name] = key
+        if payload.get("issuer"):
+            self.issuers[name] = payload["issuer"]
         self._say(payload)
 
     def remove(self, payload: Mapping[str, Any]) -> None:
@@ -260,7 +281,14 @@ class Enrolled:
         """
         if self.keys.pop(payload["operator"], None) is None:
             raise InvalidValue(f"no operator {payload['operator']!r} is enrolled")
+        self.issuers.pop(payload["operator"], None)
         self._say(payload)
+
+    def _hold_enrolled(self, name: str, credential: str, subject: Mapping[str, str]) -> None:
+        if not self.counts(name, credential):
+            raise InvalidValue(f"the credential {credential[:16]} of {name!r} is not one that is enrolled here")
+        if subject.get("issuer") != (own := self.issuers.get(name)):
+            raise InvalidValue(f"{name!r} acts for those whom {own or 'nobody'} signs in, and this is none of them")
 
     def _hold_first(self, payload: Mapping[str, Any]) -> None:
         added, by = (payload["operator"], payload["key"]), payload["by"]
@@ -279,7 +307,15 @@ def who(by: Mapping[str, Any] | None) -> str:
     if not by:
         return ""
     name = by["operator"] + (f" ({by['credential'][:8]})" if by["credential"] else "")
+    if subject := by.get("subject"):
+        name = f"{subject['name']} ({subject['sub']} at {subject['issuer']}) through {name}"
     return f"{who(by['first'])}, seconded by {name}" if by.get("first") else name
+
+
+def person(by: Mapping[str, Any]) -> tuple[object, ...]:
+    """What tells whoever acted from every other one: the subject of an issuer, or name and credential, each of both."""
+    subject = by.get("subject")
+    return ((subject["issuer"], subject["sub"]),) if subject else (by["operator"], by["credential"])
 
 
 def checked_operator(name: str) -> str:

@@ -69,12 +69,17 @@ def approve(
     help="Makes the authority and the server's certificate anew where they were lost: every client then needs a new "
     "certificate (`approve --renew`).",
 )
+@click.option("--rotate-ledger-key", "reason", metavar="REASON", help="Lets a new key sign the ledger; clients follow.")
 @san_option
 @table_options
-def certificates(home: HomeDirectory, renew_server: bool, make: bool, names: tuple[str, ...]) -> None:
-    """Shows every client's certificate that counts, with its expiry; or makes the curator's own."""
-    if chosen_act(renew_server=renew_server, make=make) is None:
+def certificates(
+    home: HomeDirectory, renew_server: bool, make: bool, reason: str | None, names: tuple[str, ...]
+) -> None:
+    """Shows every client's certificate that counts, with its expiry; or makes the curator's own, and its keys."""
+    if chosen_act(renew_server=renew_server, make=make, rotate_ledger_key=reason) is None:
         _show(home)
+    elif reason is not None:
+        click.echo(f"{home.rotate_ledger_key(reason=reason)} signs the ledger now: keep it safe, and make a backup")
     elif make:
         home.authority.create(names=names, data_set=configuration.load(home.path).records.name)
         click.echo(f"new authority and server certificate for {' '.join(names)}")

@@ -160,26 +160,19 @@ def _show(home: HomeDirectory, name: str | None) -> None:
 
 def _row(client: ClientFacts) -> dict[str, Any]:
     return {
-        "name": client.name,
-        "state": client.state,
-        "share": client.share,
-        "share_delta": client.share_delta,
-        "epsilon_spent": client.spent,
-        "epsilon_remaining": client.remaining,
-        "runs": client.runs,
+        "name": client.name, "state": client.state, "share": client.share, "share_delta": client.share_delta,
+        "epsilon_spent": client.spent, "epsilon_remaining": client.remaining, "runs": client.runs,
         **{f"cap_{each}": client.caps.get(each, (None, 0.0))[0] for each in ("day", "year")},
-        **{f"spent_{each}": of[1] for each, of in client.caps.items()},
-        "refusals": client.refusals,
+        **{f"spent_{each}": of[1] for each, of in client.caps.items()}, "refusals": client.refusals,
         "last_seen": client.last_seen,
         "fingerprint": client.certificates[-1].fingerprint if client.certificates else "",
-    }
+    }  # fmt: skip
 
 
 def hand_out(home: HomeDirectory, issued: ClientCertificate, key: bytes | None, *, out: Path, title: str) -> None:
     """Writes ca.crt, client.crt, ledger.pub and, if it was made here, client.key; tells what was done."""
     home.authority.write_credentials(issued, out, key_pem=key)
-    ledger_key = home.read_ledger_key().public_key().public_bytes_raw()
-    write_public(out / LEDGER_KEY_FILE, f"{ledger_key.hex()}\n".encode())
+    write_public(out / LEDGER_KEY_FILE, home.read_ledger().books.keys.to_text().encode())
     show(
         {
             "name": issued.name,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dpswd.private_curator.cli.common import FILE, home_option
+from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 
@@ -48,13 +49,15 @@ def console(home: HomeDirectory, address: str, socket: Path | None, further: tup
     if not home.settings.is_file():
         raise SettingsError(f"{home.path} holds no {home.settings.name}; make a curator with `dpswd-curator init`")
     listening = listen_on_loopback(address) if socket is None else listen_on_socket(socket)
-    origins = origins_of(listening.address, further)
+    vouched = configuration.load(home.path).console.issuer is not None
+    origins = origins_of(listening.address, further, by_tls=vouched)
     click.echo(f"the console listens on {socket or listening.address}")
     serve(
         made(
             home,
             origins=origins,
             announce=lambda token: click.echo(greeting(origins, token)),
+            on_socket=socket is not None,
         ),
         listening,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.books.view import write_view
 from dpswd.shared.core.errors import GrantNotHeld, LedgerError, SettingsError
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 
 _EXIT_CORRUPT = 6
@@ -61,9 +63,11 @@ def verify(
         if file is None:
             report = verify_ledger(home, receipts=_given(receipts), every_signature=every, progress=progress)
         else:
-            public_key = home.read_ledger_key().public_key().public_bytes_raw()
+            keys = LedgerKeys.of(home.read_ledger_key().public_key().public_bytes_raw())
+            with contextlib.suppress(LedgerError):  # the backup may be from before a change of the key
+                keys = keys.joined(home.read_ledger().books.key_changes)
             held = _read_receipts(receipts, home)
-            report = verify_file(file, public_key=public_key, receipts=held, every_signature=every, progress=progress)
+            report = verify_file(file, public_key=keys, receipts=held, every_signature=every, progress=progress)
     show(
         {
             "ok": report.ok,
@@ -236,22 +240,14 @@ def runs(run_id: str | None, home: HomeDirectory, prune: bool, reason: str | Non
     else:
         rows = [
             {
-                "run_id": charged.run_id,
-                "client": charged.client,
-                "opened": charged.opened[:19] + "Z",
-                "mechanism": charged.mechanism,
-                "noise": charged.noise,
-                "alone": charged.epsilon,
-                "adds_to_data_set": charged.increase,
-                "adds_to_share": charged.client_increase,
-                "steps": charged.steps,
-                "steps_used": charged.steps_used,
-                "batch": charged.batch,
-                "state": charged.state,
+                "run_id": charged.run_id, "client": charged.client, "opened": charged.opened[:19] + "Z",
+                "mechanism": charged.mechanism, "noise": charged.noise, "alone": charged.epsilon,
+                "adds_to_data_set": charged.increase, "adds_to_share": charged.client_increase, "steps": charged.steps,
+                "steps_used": charged.steps_used, "batch": charged.batch, "state": charged.state,
                 "purpose": charged.purpose,
             }
             for charged in record.runs
-        ]
+        ]  # fmt: skip
         show(
             rows,
             title="Runs: what each cost alone, and added to the data set's epsilon and to its client's share",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from urllib.parse import quote
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from dpswd.private_curator.console.pages import Pages, download
+from dpswd.private_curator.console.people import Role
 from dpswd.private_curator.operator import acts
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import report_page, signed_page
@@ -47,12 +49,12 @@ class Acts:
     def routes(self) -> dict[str, Callable[[Request, FormData], Response]]:
         """Every act by its path."""
         return {
-            "/freeze": self._freeze,
-            "/unfreeze": self._unfreeze,
+            "/freeze": self._plain("freeze", "/budget", "The data set is frozen: nothing new is released."),
+            "/unfreeze": self._plain("unfreeze", "/budget", "The data set is open again."),
             "/budget/extend": self._extend,
             "/clients/approve": self._approve,
-            "/clients/pause": self._pause,
-            "/clients/resume": self._resume,
+            "/clients/pause": self._plain("pause_client", "/clients", "{} is paused: nothing new is released to it."),
+            "/clients/resume": self._plain("resume_client", "/clients", "{} may go on."),
             "/clients/share": self._share,
             "/clients/cap": self._cap,
             "/requests/{number:entry}": self._decide,
@@ -63,31 +65,41 @@ class Acts:
             "/report/state": self._state,
         }
 
-    def _freeze(self, request: Request, form: FormData) -> Response:
-        with self._home.open_ledger() as books:
-            books.freeze(reason=field(form, "reason"))
-        return _done(request, "/budget", "The data set is frozen: nothing new is released.")
+    def _at(self, request: Request) -> HomeDirectory:
+        """The home, under the name of whoever signed in."""
+        person = request.state.session.person
+        if person is None:
+            return self._home
+        seconds = Role.OPERATOR not in person.roles
+        acting = replace(self._home.acting, subject=person.subject, seconds_only=seconds)
+        return HomeDirectory(self._home.path, operator=acting)
 
-    def _unfreeze(self, request: Request, form: FormData) -> Response:
-        with self._home.open_ledger() as books:
-            books.unfreeze(reason=field(form, "reason"))
-        return _done(request, "/budget", "The data set is open again.")
+    def _plain(self, act: str, path: str, said: str) -> Callable[[Request, FormData], Response]:
+        """An act of the ledger that takes a reason, and a client where what is said of it names one."""
+
+        def done(request: Request, form: FormData) -> Response:
+            client = [field(form, "client")] if "{}" in said else []
+            with self._at(request).open_ledger() as books:
+                getattr(books, act)(*client, reason=field(form, "reason"))
+            return _done(request, path, said.format(*client))
+
+        return done
 
     def _extend(self, request: Request, form: FormData) -> Response:
         """Shown with its effect first, and done with the words that a doubtful one takes."""
         epsilon, reason = number(form, "epsilon"), field(form, "reason")
         delta = number(form, "delta") if form.get("delta") else None
         if "shown" not in form:
-            preview = acts.extension(self._home, epsilon=epsilon, delta=delta)
+            preview = acts.extension(self._at(request), epsilon=epsilon, delta=delta)
             return self._pages.effect(request, preview, {"epsilon": epsilon, "delta": delta, "reason": reason})
         typed = str(form.get("typed", ""))
-        acts.extend_budget(self._home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)
+        acts.extend_budget(self._at(request), epsilon=epsilon, delta=delta, reason=reason, typed=typed)
         return _done(request, "/budget", f"The budget is extended to epsilon {epsilon:g}.")
 
     def _approve(self, request: Request, form: FormData) -> Response:
         """A share of its own only where one is given, as on the command line."""
         issued, renewed = acts.approve_certificate(
-            self._home,
+            self._at(request),
             uploaded(form, "request"),
             days=int(number(form, "days")),  # as the command line: what a second operator repeats is the very same
             epsilon=number(form, "epsilon") if form.get("epsilon") else None,
@@ -98,13 +110,13 @@ class Acts:
 
     def _share(self, request: Request, form: FormData) -> Response:
         client, epsilon = field(form, "client"), number(form, "epsilon")
-        with self._home.open_ledger() as books:
+        with self._at(request).open_ledger() as books:
             books.set_share(client, acts.budget_of(books, epsilon=epsilon), reason=field(form, "reason"))
         return _done(request, "/clients", f"The share of {client} is epsilon {epsilon:g}.")
 
     def _cap(self, request: Request, form: FormData) -> Response:
         client, epsilon, year = field(form, "client"), number(form, "epsilon"), "year" in form
-        with self._home.open_ledger() as books:
+        with self._at(request).open_ledger() as books:
             books.set_cap(client, epsilon or None, reason=field(form, "reason"), year=year)
         cap = f"at most epsilon {epsilon:g}" if epsilon else "as much as its budget has"
         return _done(request, "/clients", f"{client} may spend {cap} {'a year' if year else 'a day'}.")
@@ -124,20 +136,10 @@ class Acts:
             if (preview.epsilon, preview.spent, preview.remaining) != (shown.epsilon, shown.spent, shown.remaining):
                 raise InvalidValue("the budget has changed since the price was shown: look again; nothing was charged")
 
-        made, _ = released(Publishing(self._home, proposal, client), purpose=field(form, "purpose"), agreed=agreed)
+        made, _ = released(
+            Publishing(self._at(request), proposal, client), purpose=field(form, "purpose"), agreed=agreed
+        )
         return download(made.to_file(), f"{client}-{proposal.digest[:8]}.dpswd", "application/octet-stream")
-
-    def _pause(self, request: Request, form: FormData) -> Response:
-        client = field(form, "client")
-        with self._home.open_ledger() as books:
-            books.pause_client(client, reason=field(form, "reason"))
-        return _done(request, "/clients", f"{client} is paused: nothing new is released to it.")
-
-    def _resume(self, request: Request, form: FormData) -> Response:
-        client = field(form, "client")
-        with self._home.open_ledger() as books:
-            books.resume_client(client, reason=field(form, "reason"))
-        return _done(request, "/clients", f"{client} may go on.")
 
     def _decide(self, request: Request, form: FormData) -> Response:
         decision = field(form, "decision")
@@ -146,18 +148,18 @@ class Acts:
         granted = 0.0 if decision == "deny" else number(form, "epsilon")
         if decision == "approve" and granted <= 0.0:
             raise InvalidValue("a grant is more than 0; to grant nothing, deny the request")
-        with self._home.open_ledger() as books:
+        with self._at(request).open_ledger() as books:
             decided = books.decide_request(request.path_params["number"], granted=granted, reason=field(form, "reason"))
         said = f"{decided.client}'s request is {decided.decision}"
         return _done(request, "/requests", f"{said}: epsilon {granted:g} is added." if granted else f"{said}.")
 
     def _verify(self, request: Request, _form: FormData) -> Response:
-        report = acts.verify_ledger(self._home)
+        report = acts.verify_ledger(self._at(request))
         said = "verifies" if report.ok else f"DOES NOT VERIFY: {len(report.findings)} findings"
         return _done(request, "/ledger", f"The ledger {said}; {report.entries} entries were read.")
 
     def _state(self, request: Request, form: FormData) -> Response:
-        acts.state(self._home, field(form, "item"), field(form, "words"))
+        acts.state(self._at(request), field(form, "item"), field(form, "words"))
         return _done(request, "/report", "It is stated, and stands in the ledger.")
 
     def _report(self, _request: Request, form: FormData) -> Response:

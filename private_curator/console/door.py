@@ -18,7 +18,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dpswd.private_curator.console.sessions import Sessions
+from dpswd.private_curator.console.people import Proxy, SignInRefused
+from dpswd.private_curator.console.sessions import Session, Sessions
 from dpswd.shared.core.errors import SettingsError
 
 COOKIE = "dpswd-console"
@@ -55,6 +56,7 @@ class Door:
         pages: what is behind it.
         sessions: who is signed in; a page finds its session in the scope's state.
         origins: under which browsers see the console, such as ``http://127.0.0.1:8466``.
+        proxy: signs people in, request for request; None where none stands in front.
         unlocked: paths that need no session.
         room: bytes of a request's body by path, where it is not `MAX_FORM_BYTES`.
     """
@@ -64,6 +66,7 @@ class Door:
     origins: frozenset[str]
     unlocked: frozenset[str]
     room: Mapping[str, int]
+    proxy: Proxy | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -92,12 +95,21 @@ class Door:
         connection = HTTPConnection(scope)
         # What a page asks by itself is no look of anybody's: it keeps no session.
         session = self.sessions.of(connection.cookies.get(COOKIE), looks=LIVE not in connection.query_params)
+        if session is not None and not self._is_still(session, scope):
+            session = None
         scope.setdefault("state", {})["session"] = session
         if session is None and scope["path"] not in self.unlocked:
             if method == "POST":
                 return _refused(403, "you are not signed in; nothing was done")
             return RedirectResponse(SIGN_IN, status_code=303)
         return None
+
+    def _is_still(self, session: Session, scope: Scope) -> bool:
+        """Whether a proxy, if there is one, names for this request whom it named at the sign-in."""
+        try:
+            return self.proxy is None or self.proxy.person(scope) == session.person
+        except SignInRefused:
+            return False
 
     def _at_home(self, headers: Headers, method: str) -> bool:
         """Whether no other site's page has sent it; a link from elsewhere opens a page, without a cookie."""
@@ -123,12 +135,13 @@ class _Body:
         return message if self._room >= 0 else {"type": "http.disconnect"}
 
 
-def origins_of(address: str, further: Iterable[str] = ()) -> frozenset[str]:
+def origins_of(address: str, further: Iterable[str] = (), *, by_tls: bool = False) -> frozenset[str]:
     """Every origin of a console that listens on a loopback address.
 
     Args:
         address: host:port; of each spelling of the loopback host one origin is made.
         further: origins under which a browser sees it through a tunnel or a published port.
+        by_tls: whether one may be https, of any host: a proxy's, or where a provider signs people in.
 
     Raises:
         SettingsError: a further origin is none, or not on the loopback.
@@ -138,7 +151,8 @@ def origins_of(address: str, further: Iterable[str] = ()) -> frozenset[str]:
     for origin in further:
         parts = urlsplit(origin)
         host, _, number = parts.netloc.rpartition(":")
-        if f"http://{parts.netloc}" != origin or host not in LOOPBACK or not number.isdigit():
+        secure = by_tls and parts.netloc and f"https://{parts.netloc}" == origin
+        if not secure and (f"http://{parts.netloc}" != origin or host not in LOOPBACK or not number.isdigit()):
             raise SettingsError(
                 f"--origin is {origin!r}; write what the browser shows, http://HOST:PORT with a HOST of "
                 f"{', '.join(LOOPBACK)}"

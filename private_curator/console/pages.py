@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
+from dpswd.private_curator.books.operators import who
 from dpswd.private_curator.console import views
 from dpswd.private_curator.console.door import LIVE
 from dpswd.private_curator.console.rendering import PLACES, Frame, page
@@ -105,7 +106,7 @@ class Pages:
         if name is None:
             raise GrantNotHeld("no certificate that counts has this fingerprint")
         files = self._home.authority.credentials(chosen)
-        files["ledger.pub"] = f"{record.health.public_key}\n".encode()
+        files["ledger.pub"] = record.reading.books.keys.to_text().encode()
         with io.BytesIO() as made:
             with zipfile.ZipFile(made, "w") as archive:
                 for file, content in files.items():
@@ -115,19 +116,14 @@ class Pages:
     def _overview(self, request: Request) -> Response:
         record = self._record()
         overview = record.overview
+        points = [
+            {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
+            for point in reversed(overview.points[-ROWS:])
+        ]
         return self._show(
-            "overview",
-            request,
-            record,
-            overview=overview,
-            ahead=ahead(overview),
-            charts=views.charts(overview, now=record.now),
-            chart_text=views.chart_in_words(overview),
-            points=[
-                {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
-                for point in reversed(overview.points[-ROWS:])
-            ],
-        )
+            "overview", request, record, overview=overview, ahead=ahead(overview), points=points,
+            charts=views.charts(overview, now=record.now), chart_text=views.chart_in_words(overview),
+        )  # fmt: skip
 
     def _clients(self, request: Request) -> Response:
         record = self._record()
@@ -153,7 +149,7 @@ class Pages:
         record = self._record()
         run = record.run(request.path_params["run_id"])
         receipt = next(each.receipt.entry for each in record.reading.runs if each.run_id == run.run_id)
-        signed = receipt.signed_by(bytes.fromhex(record.reading.books.public_key))
+        signed = receipt.signed_by(record.reading.books.keys)
         return self._show("run", request, record, run=run, entry=receipt, signed=signed, why=WHY_COUNTS_DIFFER)
 
     def _receipt(self, request: Request) -> Response:
@@ -169,7 +165,7 @@ class Pages:
             if asked.decision is None
         ]
         decided = [asked for asked in reversed(record.requests) if asked.decision is not None]
-        noted = [(act, views.again(act)) for act in seconding.waiting(self._home)]
+        noted = [(act, who(act), views.again(act)) for act in seconding.waiting(self._home)]
         return self._show("requests", request, record, waiting=waiting, decided=decided[:ROWS], noted=noted)
 
     def _history(self, request: Request) -> Response:
@@ -183,28 +179,17 @@ class Pages:
         )
         shown, paging = _paged(events[::-1], request)
         return self._show(
-            "history",
-            request,
-            record,
-            events=shown,
-            total=len(events),
-            kinds=[category.value for category in Category],
-            clients=_names(record),
-            tones=views.TONES,
-            chosen={"kind": kind, "client": client, "since": since},
-            paging=paging,
-        )
+            "history", request, record, events=shown, total=len(events),
+            kinds=[category.value for category in Category], clients=_names(record), tones=views.TONES,
+            chosen={"kind": kind, "client": client, "since": since}, paging=paging,
+        )  # fmt: skip
 
     def _ledger(self, request: Request) -> Response:
         record = self._record()
         return self._show(
-            "ledger",
-            request,
-            record,
-            health=record.health,
-            witness=views.witness(record.health),
+            "ledger", request, record, health=record.health, witness=views.witness(record.health),
             heads=views.heads(record.settings.ledger),
-        )
+        )  # fmt: skip
 
     def _publication(self, request: Request) -> Response:
         record = self._record()
@@ -236,15 +221,9 @@ class Pages:
         )
         request.state.session.looked = proposal, client, preview
         return self._show(
-            "publication",
-            request,
-            record,
-            clients=_names(record),
-            chosen=client,
-            preview=preview,
-            words=proposal.purpose,
-            digest=proposal.digest,
-        )
+            "publication", request, record, clients=_names(record), chosen=client, preview=preview,
+            words=proposal.purpose, digest=proposal.digest,
+        )  # fmt: skip
 
     def _report(self, request: Request) -> Response:
         record, asked = self._record(), request.query_params
@@ -267,7 +246,7 @@ class Pages:
                 values.setdefault("data_set", configuration.load(self._home.path).records.name)
         frame = Frame(
             data_set=values.pop("data_set", "") if record is None else record.overview.name,
-            operator=self._home.operator,
+            operator=self._home.operator if session.person is None else session.person.subject["name"],
             csrf=session.csrf,
             here=max((place for place, _ in PLACES if _within(path, place)), key=len, default=""),
             now=dt.datetime.now(dt.UTC) if record is None else record.now,

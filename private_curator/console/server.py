@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dpswd.private_curator.console.people import PEER, peer_of
 from dpswd.private_curator.storage.home_directory import SAFE_UMASK
 from dpswd.shared.core.errors import SettingsError
 
@@ -47,6 +48,7 @@ class PatientConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Makes room where there is none."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, PEER: peer_of(transport.get_extra_info("socket"))}
         self._wait()
         if len(self.connections) > MOST_CONNECTIONS:
             mine = [each for each in self.connections if isinstance(each, PatientConnection) and each._is_awaited]
@@ -171,7 +173,7 @@ def configuration(application: ASGIApp) -> uvicorn.Config:
         log_config=None,  # no line for a request: a token's address would be in it
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody stands in front who could be believed
+        proxy_headers=False,  # whoever stands in front is believed by `people.Proxy` alone
         backlog=MOST_CONNECTIONS // 4,  # taken at a time: whoever sends at once is heard before the next come
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=5,

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dpswd.private_curator.console.people import Person, Role
+
 if TYPE_CHECKING:
     from dpswd.private_curator.operator.publishing import Preview
     from dpswd.shared.protocol.publications import Proposal
@@ -36,6 +38,7 @@ class Session:
         opened: when, by the clock.
         seen: when a page was last asked for.
         notices: what the next page says once.
+        person: who signed in elsewhere; None for whoever read the token, who may do all.
         looked: the proposal whose price was looked at last, for which client, and what was shown.
     """
 
@@ -43,7 +46,13 @@ class Session:
     opened: float
     seen: float
     notices: list[str] = field(default_factory=list)
+    person: Person | None = None
     looked: tuple[Proposal, str, Preview] | None = None
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """What this one is here."""
+        return frozenset(Role) if self.person is None else self.person.roles
 
     def carries(self, token: str) -> bool:
         """Whether a form's token is this session's."""
@@ -63,11 +72,11 @@ class Sessions:
     """All of them.
 
     Args:
-        announce: is told each new token; shows it to the operator alone.
+        announce: is told each new token; shows it to the operator alone. None where no token signs in.
         clock: seconds that only grow.
     """
 
-    def __init__(self, announce: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, announce: Callable[[str], None] | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._announce = announce
         self._clock = clock
         self._lock = threading.Lock()
@@ -78,15 +87,16 @@ class Sessions:
     def sign_in(self, token: str) -> str | None:
         """The cookie of a new session, and the token is used up; None for any other token."""
         with self._lock:
-            if not hmac.compare_digest(token.encode(), self._token.encode()):
+            if self._announce is None or not hmac.compare_digest(token.encode(), self._token.encode()):
                 return None
-            now, cookie = self._clock(), secrets.token_urlsafe(32)
-            self._drop_ended(now)
-            while len(self._open) >= MAX_SESSIONS:
-                del self._open[next(iter(self._open))]
-            self._open[_key(cookie)] = Session(csrf=secrets.token_urlsafe(32), opened=now, seen=now)
             self._new_token()
-        return cookie
+            return self._new_session(None)
+
+    def enter(self, person: Person, *, instead_of: str | None) -> str:
+        """The cookie of a new session of somebody who is signed in elsewhere, and an older one of this browser ends."""
+        self.sign_out(instead_of)
+        with self._lock:
+            return self._new_session(person)
 
     def of(self, cookie: str | None, *, looks: bool = True) -> Session | None:
         """The session of a cookie, as long as it lasts; it lasts longer where somebody looks."""
@@ -104,9 +114,18 @@ class Sessions:
             if cookie is not None:
                 self._open.pop(_key(cookie), None)
 
+    def _new_session(self, person: Person | None) -> str:
+        now, cookie = self._clock(), secrets.token_urlsafe(32)
+        self._drop_ended(now)
+        while len(self._open) >= MAX_SESSIONS:
+            del self._open[next(iter(self._open))]
+        self._open[_key(cookie)] = Session(csrf=secrets.token_urlsafe(32), opened=now, seen=now, person=person)
+        return cookie
+
     def _new_token(self) -> None:
         self._token = secrets.token_urlsafe(32)
-        self._announce(self._token)
+        if self._announce is not None:
+            self._announce(self._token)
 
     def _drop_ended(self, now: float) -> None:
         for key, session in list(self._open.items()):

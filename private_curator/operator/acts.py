@@ -120,16 +120,16 @@ def approve_certificate(
         return _signed(acting, asked, days=days, share=(epsilon, delta), exists=exists, replace=replace), exists
 
 
-def enrol_operator(home: HomeDirectory, name: str, key: str) -> None:
+def enrol_operator(home: HomeDirectory, name: str, key: str, *, issuer: str | None = None) -> None:
     """Enrols an operator; takes two where two are enrolled and any act takes two.
 
     Raises:
         SettingsError: it waits for a second operator, or who acts shows no credential that counts.
         InvalidValue: the name or the key is taken, or none.
     """
-    arguments = {"operator": name, "key": key}
+    arguments = {"operator": name, "key": key, "issuer": issuer}
     with seconded(home, "enrol", arguments, reason=f"enrol {name}") as acting, acting.open_ledger() as ledger:
-        ledger.enrol(name, key, second=configuration.load(home.path).operators.second)
+        ledger.enrol(name, key, second=configuration.load(home.path).operators.second, issuer=issuer)
 
 
 def remove_operator(home: HomeDirectory, name: str, *, reason: str) -> None:

@@ -142,18 +142,11 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
     client = payload.get("client") or ""
     budget = payload.get("budget") or payload.get("share") or {}
     return Event(
-        time=entry.time,
-        category=category,
-        kind=kind.value,
-        who=who(payload.get("by")) if category is Category.ACT else client,
-        client=client,
-        text=_WORDS[kind]({**payload, "before": before}),
-        why=_why(payload),
-        run=payload.get("run", ""),
-        epsilon=payload.get("epsilon", budget.get("epsilon")),
-        spent=spent,
-        entry=entry.seq,
-    )
+        time=entry.time, category=category, kind=kind.value,
+        who=who(payload.get("by")) if category is Category.ACT else client, client=client,
+        text=_WORDS[kind]({**payload, "before": before}), why=_why(payload), run=payload.get("run", ""),
+        epsilon=payload.get("epsilon", budget.get("epsilon")), spent=spent, entry=entry.seq,
+    )  # fmt: skip
 
 
 def _why(payload: Mapping[str, Any]) -> str:
@@ -272,10 +265,14 @@ _WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.FROZEN: lambda _: "froze the data set",
     Kind.UNFROZEN: lambda _: "opened the data set again",
     Kind.ENDED: lambda _: "ended the data set",
-    Kind.OPERATOR_ADDED: lambda p: f"enrolled the operator {p['operator']} with the key {_short(p['key'])}",
+    Kind.OPERATOR_ADDED: lambda p: (
+        f"enrolled the operator {p['operator']} with the key {_short(p['key'])}"
+        + (f", to speak for those whom {p['issuer']} signs in" if p.get("issuer") else "")
+    ),
     Kind.OPERATOR_REMOVED: lambda p: f"took the operator {p['operator']} out",
     Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
     Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",
+    Kind.KEY_CHANGED: lambda p: f"changed the ledger's key from {_short(p['replaces'])} to {_short(p['public_key'])}",
     Kind.STATED: lambda p: f"stated the {p['item'].replace('-', ' ')}: {p['words']}",
     Kind.RUN_OPENED: lambda p: f"was charged for {p['steps']} steps, epsilon {rounded(p['epsilon'], up=True)} alone",
     Kind.REPLIES_PRUNED: lambda p: f"closed the run {p['run']} and discarded its replies",

@@ -249,7 +249,7 @@ def _keys(site: _Site) -> str:
 
 def _key_files(site: _Site) -> str:
     for path in (site.home.ledger_key, site.home.certificates / CA_KEY, site.home.certificates / SERVER_KEY):
-        mode = stat.S_IMODE(path.stat().st_mode)
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0  # the ledger's may be in a token
         if mode & 0o077:
             raise SettingsError(f"{path} has mode {mode:04o}: others can read it; run chmod 600 {path}")
     return "private keys are readable by their owner only"
@@ -327,7 +327,7 @@ def _worker(site: _Site) -> str:
     from dpswd.shared.devices import resolve_device
 
     compute = site.settings.compute.model_copy(update={"parallel_steps": 1})
-    return examine(make_engine(compute, resolve_device(compute.device)), secret=site.home.ledger_key)
+    return examine(make_engine(compute, resolve_device(compute.device)), secret=site.home.certificates / SERVER_KEY)
 
 
 def _disk(site: _Site) -> str:

@@ -22,6 +22,7 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import check_client_name
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, SettingsError
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import run_digest
@@ -111,7 +112,7 @@ class Publishing:
             copy = Publication.read(self._copy)
         except DataInvalid:
             return None
-        return None if copy.problems(self._ledger_key) else copy
+        return None if copy.problems(self._ledger_keys) else copy
 
     def charged(self, service: CuratorService) -> bool:
         """Whether this very publication is charged already, so that it costs nothing any more."""
@@ -185,8 +186,8 @@ class Publishing:
         return self.home.publications / f"{self.client}-{self.proposal.digest}.dpswd"
 
     @property
-    def _ledger_key(self) -> bytes:
-        return self.home.read_ledger_key().public_key().public_bytes_raw()
+    def _ledger_keys(self) -> LedgerKeys:
+        return self.home.read_ledger().books.keys
 
     def _find_client(self, service: CuratorService) -> Any:
         return next(one for one in service.ledger.clients() if one.name == self.client)
@@ -278,7 +279,7 @@ def write_out(out: Path, made: Publication) -> None:
 def description_json(message: pb.DescribeResponse) -> dict[str, Any]:
     """What `dpswd-client describe --format json` prints of a curator's answer, for one that nobody can ask."""
     plain = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    lists = {name: list(plain[name]) for name in ("record_shape", "mechanisms")}
+    lists = {name: list(plain[name]) for name in ("record_shape", "mechanisms", "key_changes")}
     return {
         **plain,
         **lists,

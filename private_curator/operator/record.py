@@ -126,7 +126,7 @@ class Record:
             entries=status.entries,
             head=status.head,
             head_time=reading.head.time,
-            head_signed=reading.head.signed_by(bytes.fromhex(reading.books.public_key)),
+            head_signed=reading.head.signed_by(reading.books.keys),
             witness=words,
             witness_holds=holds,
             verified=notes.get("verify"),

@@ -22,6 +22,7 @@ from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.rendering import environment
 from dpswd.private_curator.storage.checks import Check
 from dpswd.shared.core.errors import DataInvalid, SettingsError, rounded
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import Signed, is_signed
 from dpswd.shared.files import write_private
 
@@ -171,11 +172,11 @@ def check_report(file: Path, *, public_key: str) -> None:
             raise DataInvalid(f"{file} does not end with a report's signature")
         content, signed, kind = data[: -len(last)], match[1].decode(), Signed.REPORT
     try:
-        signature, key = bytes.fromhex(signed), bytes.fromhex(public_key)
-    except ValueError as error:
+        signature, keys = bytes.fromhex(signed), LedgerKeys.from_text(public_key)
+    except ValueError as error:  # InvalidValue too
         text = "a key has 64 hexadecimal digits, a signature 128; give ledger.pub, or its content"
         raise SettingsError(text) from error
-    if not is_signed(kind, content, signature, key):
+    if not any(is_signed(kind, content, signature, key) for key in keys.every):
         raise DataInvalid(f"{file} was changed since it was signed, or another key signed it")
 
 

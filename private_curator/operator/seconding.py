@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpswd.private_curator.books.operators import WISH, Enrolled
+from dpswd.private_curator.books.operators import WISH, Enrolled, person
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
@@ -54,36 +54,37 @@ def seconded(
         ActNoted: the act waits for another operator.
         SettingsError: two are wanted who are not enrolled.
     """
-    roster = (enrolled or (lambda: home.read_ledger().books.operators))()
+    by, roster = home.acting, (enrolled or (lambda: home.read_ledger().books.operators))()
     chosen = {*configuration.load(home.path).operators.second, *roster.second}
     if act not in chosen and not (chosen and act in ("enrol", "remove") and len(roster.keys) > 1):
+        by.propose()
         yield home
         return
-    by = home.acting
-    if len(roster.keys) < 2 or not roster.counts(by.name, by.credential):
+    if (by.subject is None and len(roster.keys) < 2) or not roster.counts(by.name, by.credential):
         raise SettingsError(
             f"{act} takes two operators (operators.second), each with a credential: {len(roster.keys)} are enrolled, "
             f"and {by.name!r} has shown {'none' if by.credential is None else 'another one'}. Make one (`dpswd-curator "
             "operators --make`), enrol it (`operators --add`), and give it (--credential FILE)"
         )
-    now = now or dt.datetime.now(dt.UTC)
+    name, now = (by.subject or {}).get("name", by.name), now or dt.datetime.now(dt.UTC)
     text = json.dumps([act, arguments], sort_keys=True)
     path = home.noted_acts / f"{act}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     first = _noted(path)
     if first is not None and (
         (first["act"], first["arguments"]) != (act, json.loads(json.dumps(arguments)))
         or dt.datetime.fromisoformat(first["time"]) + WAITS < now
-        or (first["operator"] != by.name and roster.problem(first, by=by.name, credential=by.credential))
+        or (person(first) != person(by.named) and roster.problem(first, by.named))
     ):
         first = None
-    if first is None or first["operator"] == by.name:
+    if first is None or person(first) == person(by.named):
         if first is None:
+            by.propose()
             path.parent.mkdir(mode=0o700, exist_ok=True)
             time = now.isoformat(timespec="seconds")
             noted = by.wish(act, arguments, reason=reason, ledger=roster.ledger, time=time)
             write_private(path, json.dumps(noted).encode())
         raise ActNoted(
-            f"noted for {by.name} and not done: {act} takes two operators (operators.second). Another one does it by "
+            f"noted for {name} and not done: {act} takes two operators (operators.second). Another one does it by "
             f"giving the same command with the same values and another --credential within {WAITS.days} days"
         )
     yield HomeDirectory(home.path, operator=replace(by, first=first))

@@ -282,24 +282,15 @@ class CuratorService:
         data_set_budget, client_budget = self._budgets(data_set, share)
         offer = permitted(self.settings.clients, self.mechanisms, client=client.name)
         return pb.DescribeResponse(
-            data_set=self.settings.records.name,
-            records=self.data_set.records,
-            record_shape=self.data_set.record_shape,
-            data_set_budget=data_set_budget,
-            client_budget=client_budget,
-            neighbouring_relation=data_set.relation,
-            mechanisms=offered(offer, self.data_set),
-            limits=pb.Limits(**dataclasses.asdict(self.limits)),
-            grid_exponent=limits.GRID_EXPONENT,
-            ledger_public_key=self.ledger.public_key,
-            client_name=client.name,
-            software_version=metadata.version("dpswd"),
-            classes=self.data_set.classes,
-            partly_labelled=self.data_set.partly_labelled,
-            labelled=self.data_set.labelled,
-            records_per_person=self.ledger.records_per_person,
-            contract=self.contract.to_message(),
-        )
+            data_set=self.settings.records.name, records=self.data_set.records, record_shape=self.data_set.record_shape,
+            data_set_budget=data_set_budget, client_budget=client_budget, neighbouring_relation=data_set.relation,
+            mechanisms=offered(offer, self.data_set), limits=pb.Limits(**dataclasses.asdict(self.limits)),
+            grid_exponent=limits.GRID_EXPONENT, ledger_public_key=self.ledger.public_key, client_name=client.name,
+            software_version=metadata.version("dpswd"), classes=self.data_set.classes,
+            partly_labelled=self.data_set.partly_labelled, labelled=self.data_set.labelled,
+            records_per_person=self.ledger.records_per_person, contract=self.contract.to_message(),
+            key_changes=[change.to_json() for change in self.ledger.keys.changes],
+        )  # fmt: skip
 
     def _upload_extractor(self, client: Client, request: pb.UploadExtractorRequest) -> pb.UploadExtractorResponse:
         # Built before it is kept: what cannot run takes no room and is refused with its layer's path.

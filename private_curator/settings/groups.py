@@ -22,9 +22,7 @@ class ListenSettings(SettingsGroup):
 
     host: str = setting("127.0.0.1", "Interface to listen on; 0.0.0.0 for all. A host name or address.")
     port: int = setting(50051, "TCP port; 0 takes a free one, written to HOME/address.", ge=0, le=65535)
-    shutdown_seconds: float = setting(
-        20.0, "What running steps get to finish after SIGTERM.", unit="seconds", ge=0, le=600
-    )
+    shutdown_seconds: float = setting(20.0, "What running steps get after SIGTERM.", unit="seconds", ge=0, le=600)
 
 
 class RecordsSettings(SettingsGroup):
@@ -81,16 +79,14 @@ class RecordsSettings(SettingsGroup):
     )
     scale_to: tuple[float, float] = setting((0.0, 1.0), "Range that scale_from is mapped to.")
     value_range: tuple[float, float] | None = setting(
-        None,
-        "Public: smallest and largest value of a served record, before channel_mean and channel_std.",
+        None, "Public: smallest and largest value of a served record, before channel_mean and channel_std."
     )
     channel_mean: tuple[float, ...] | None = setting(
         None, "Public: served is (value - mean) / std; one mean for each channel, or one for all."
     )
     channel_std: tuple[float, ...] | None = setting(None, "Public: see channel_mean.")
     column_names: tuple[str, ...] | None = setting(
-        None,
-        "Public: a name for each number of a table's row, in order; the file's own where it names its columns.",
+        None, "Public: a name for each number of a table's row, in order; the file's own where it names its columns."
     )
     units: tuple[str, ...] | None = setting(None, "Public: the unit of each column, in their order, such as mg/dl.")
     class_names: tuple[str, ...] | None = setting(
@@ -248,22 +244,13 @@ class LimitSettings(SettingsGroup):
     max_adapted_parameters: int = _at_most(limits.MAX_ADAPTED_PARAMETERS, "Adapted parameters p.", unit="values")
     max_source_features: int = _at_most(limits.MAX_SOURCE_FEATURES, "Source features m of a step.", unit="features")
     max_gradient_values: int = setting(
-        limits.MAX_GRADIENT_VALUES,
-        "Per-record gradient values b * p of one step, 4 bytes each.",
-        unit="values",
-        ge=1,
+        limits.MAX_GRADIENT_VALUES, "Per-record gradient values b * p of one step, 4 bytes each.", unit="values", ge=1
     )
     max_sample_values: int = setting(
-        limits.MAX_SAMPLE_VALUES,
-        "Values of one sample's records, 4 bytes each.",
-        unit="values",
-        ge=1,
+        limits.MAX_SAMPLE_VALUES, "Values of one sample's records, 4 bytes each.", unit="values", ge=1
     )
     max_step_attempts: int = setting(
-        16,
-        "How often one step is computed anew after crashes and errors.",
-        unit="attempts",
-        ge=1,
+        16, "How often one step is computed anew after crashes and errors.", unit="attempts", ge=1
     )
     client_requests: int = setting(
         4,
@@ -272,16 +259,10 @@ class LimitSettings(SettingsGroup):
         ge=1,
     )
     client_message_bytes: int = setting(
-        160 * _MEBIBYTE,
-        "One client's requests under way and unread replies together.",
-        unit="bytes",
-        ge=_MEBIBYTE,
+        160 * _MEBIBYTE, "One client's requests under way and unread replies together.", unit="bytes", ge=_MEBIBYTE
     )
     message_bytes: int = setting(
-        640 * _MEBIBYTE,
-        "All clients' requests under way together.",
-        unit="bytes",
-        ge=_MEBIBYTE,
+        640 * _MEBIBYTE, "All clients' requests under way together.", unit="bytes", ge=_MEBIBYTE
     )
     receive_seconds: float = setting(
         120.0, "How long a request may take to be received before it is cut off.", unit="seconds", gt=0, le=3600
@@ -325,9 +306,10 @@ class LedgerSettings(SettingsGroup):
     heads_command: tuple[str, ...] | None = setting(
         None, "A program that gets the last entry on standard input after each step."
     )
-    lock_seconds: float = setting(
-        10.0, "How long a request waits for another writer of the ledger.", unit="seconds", gt=0, le=300
+    keys: tuple[str, ...] = setting(
+        (), "Further places of its key: PKCS#11 URIs, or PACKAGE.MODULE:FUNCTION (docs/operator/keys.md)."
     )
+    lock_seconds: float = setting(10.0, "How long a request waits for a writer.", unit="seconds", gt=0, le=300)
 
 
 class OperatorSettings(SettingsGroup):
@@ -348,6 +330,23 @@ class OperatorSettings(SettingsGroup):
     )
 
 
+class ConsoleSettings(SettingsGroup):
+    """Who signs in to the console (docs/operator/console.md); by default whoever reads the token in its terminal."""
+
+    issuer: str | None = setting(
+        None, "The OpenID provider; behind a proxy, whom acts name.", allowed="https://...", pattern=r"^https://\S+$"
+    )
+    client_id: str | None = setting(None, "What the provider calls the console; needs `dpswd[oidc]`.")
+    client_secret_file: Path | None = setting(None, "File with the client's secret; none for a public client.")
+    ca_file: Path | None = setting(None, "The provider's certificate's authority (PEM); by default the system's.")
+    role_claim: str = setting("roles", "The claim, dots leading inward, or the proxy's header, that holds roles.")
+    viewer: str = setting("dpswd-viewer", "What in it stands for who sees every page.", min_length=1, max_length=200)
+    operator: str = setting("dpswd-operator", "For who acts.", min_length=1, max_length=200)
+    second: str = setting("dpswd-second", "For who seconds an operator, and no more.", min_length=1, max_length=200)
+    auditor: str = setting("dpswd-auditor", "For who verifies and reports.", min_length=1, max_length=200)
+    proxy_header: str | None = setting(None, "A proxy's header that names whom it signed in; on a Unix socket alone.")
+
+
 class LogSettings(SettingsGroup):
     """What the serving curator writes to its log."""
 
@@ -355,8 +354,7 @@ class LogSettings(SettingsGroup):
         "text", "text for people; json for programs, one object with fixed fields per line."
     )
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info",
-        "debug, info (a line for each charged run and refusal), warning or error.",
+        "info", "debug, info (a line for each charged run and refusal), warning or error."
     )
 
 

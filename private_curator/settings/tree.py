@@ -34,6 +34,7 @@ class CuratorSettings(SettingsTree):
     limits: groups.LimitSettings = groups.LimitSettings()
     ledger: groups.LedgerSettings = groups.LedgerSettings()
     operators: groups.OperatorSettings = groups.OperatorSettings()
+    console: groups.ConsoleSettings = groups.ConsoleSettings()
     log: groups.LogSettings = groups.LogSettings()
     syslog: groups.SyslogSettings = groups.SyslogSettings()
     metrics: groups.MetricsSettings = groups.MetricsSettings()

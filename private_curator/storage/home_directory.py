@@ -8,7 +8,6 @@ import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.books.heads import Heads
@@ -19,6 +18,7 @@ from dpswd.private_curator.books.reading import LedgerReading, read_ledger
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.core.ledger.store import no_checkpoint
+from dpswd.private_curator.keys.places import KeyPlaces
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
 from dpswd.private_curator.settings import tree as configuration
@@ -31,6 +31,7 @@ from dpswd.private_curator.storage.notices import Notices
 from dpswd.shared.accounting.persons import allowed_for_record
 from dpswd.shared.certificates import private_pem
 from dpswd.shared.core.errors import SettingsError
+from dpswd.shared.core.ledger.keys import SigningKey
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.files import write_private
@@ -82,22 +83,23 @@ class HomeDirectory:
         """The name of whoever acts, or the two names."""
         return self.acting.text
 
-    def read_ledger_key(self) -> Ed25519PrivateKey:
-        """The ledger's key.
+    def key_places(self, chosen: LedgerSettings | None = None) -> KeyPlaces:
+        """Where the ledger's keys may be, by these settings or by those of the home."""
+        return KeyPlaces(self.ledger_key, (chosen or configuration.load(self.path).ledger).keys)
 
-        Raises:
-            SettingsError: it is missing or damaged.
-        """
-        try:
-            key = serialization.load_pem_private_key(self.ledger_key.read_bytes(), password=None)
-        except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"{self.ledger_key} cannot be read ({type(error).__name__}); restore it from a backup: without it the "
-                "ledger cannot be continued"
-            ) from error
-        if not isinstance(key, Ed25519PrivateKey):
-            raise SettingsError(f"{self.ledger_key} is no Ed25519 key; restore the ledger's own key from a backup")
-        return key
+    def read_ledger_key(self) -> SigningKey:
+        """The ledger's key; of several, the one that the ledger names. Raises what `KeyPlaces` does."""
+        places = self.key_places()
+        return places.only() or places.find(self.read_ledger().books.public_key)
+
+    def rotate_ledger_key(self, *, reason: str) -> str:
+        """Lets the next key sign the ledger, and returns its public half, hexadecimal; see `KeyPlaces.successor`."""
+        places = self.key_places()
+        with self.open_ledger() as books:
+            key = places.successor(books.keys.every)
+            books.change_key(key, reason=reason)
+        places.find(named := key.public_key().public_bytes_raw().hex())
+        return named
 
     def ledger_location(self, chosen: LedgerSettings | None = None) -> LedgerLocation:
         """Where the ledger stands by these settings, or by those of the home.
@@ -140,21 +142,13 @@ class HomeDirectory:
             LedgerUnavailable, LedgerCorrupt: see `Ledger.open`.
         """
         chosen = chosen or configuration.load(self.path).ledger
+        file = None if chosen.heads_file is None else self.path / chosen.heads_file
         return Ledger.open(
-            self.ledger_location(chosen),
-            key=self.read_ledger_key(),
-            checkpoint=checkpoint,
-            lock_timeout_s=chosen.lock_seconds,
-            followed=followed,
-            here=here,
-            witness=self.ledger_witness(chosen) if witnessed else None,
-            by=self.acting,
-            listener=self._tell,
-            heads=Heads(
-                file=None if chosen.heads_file is None else self.path / chosen.heads_file,
-                command=chosen.heads_command,
-            ),
-        )
+            self.ledger_location(chosen), key=self.read_ledger_key(), checkpoint=checkpoint,
+            lock_timeout_s=chosen.lock_seconds, followed=followed, here=here,
+            witness=self.ledger_witness(chosen) if witnessed else None, by=self.acting, listener=self._tell,
+            find_key=self.key_places(chosen).find, heads=Heads(file=file, command=chosen.heads_command),
+        )  # fmt: skip
 
     def read_ledger(self) -> LedgerReading:
         """The ledger as it is now, without its key and without writing: a read-only copy of the home will do.

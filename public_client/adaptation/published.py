@@ -43,7 +43,7 @@ class PublishedHospital(Hospital):
         super().__init__(Curator(release, receipts=receipts))
         self.release = release
         if receipts is not None:
-            receipts.pin(self.describe().ledger_public_key)
+            receipts.pin(self.describe().ledger_keys)
 
     @classmethod
     def read(cls, path: str | Path, *, key: str | Path, run_directory: str | Path | None = None) -> PublishedHospital:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import InvalidValue, rounded
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.mechanisms.interface import Limits
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.contract import DataContract
@@ -86,25 +87,26 @@ class Description:
     labelled: int = 0
     records_per_person: int = 1
     contract: DataContract = field(default_factory=DataContract)
+    key_changes: tuple[str, ...] = ()
+
+    @property
+    def ledger_keys(self) -> LedgerKeys:
+        """The key, with those that it had before."""
+        return LedgerKeys.of(bytes.fromhex(self.ledger_public_key), self.key_changes)
 
     @classmethod
     def from_message(cls, message: pb.DescribeResponse) -> Description:
         """Decodes the wire's form."""
         values = {own.name: getattr(message, own.name) for own in fields(cls)}
-        return cls._of(
-            values
-            | {
-                "ledger_public_key": message.ledger_public_key.hex(),
-                "contract": DataContract.from_message(message.contract),
-            },
-            budget=Budget.from_message,
-            limits=Limits(**{own.name: getattr(message.limits, own.name) for own in fields(Limits)}),
-        )
+        values |= {"ledger_public_key": message.ledger_public_key.hex()}
+        values |= {"contract": DataContract.from_message(message.contract)}
+        limits = Limits(**{own.name: getattr(message.limits, own.name) for own in fields(Limits)})
+        return cls._of(values, budget=Budget.from_message, limits=limits)
 
     @classmethod
     def _of(cls, values: Mapping[str, Any], *, budget: Callable[[Any], Budget], limits: Limits) -> Description:
         """From the fields as a message or JSON spells them, which have lists for tuples."""
-        lists = {name: tuple(values.get(name, ())) for name in ("record_shape", "mechanisms")}
+        lists = {name: tuple(values.get(name, ())) for name in ("record_shape", "mechanisms", "key_changes")}
         budgets = {name: budget(values[name]) for name in ("data_set_budget", "client_budget")}
         return cls(**{**values, **lists, **budgets, "limits": limits})
 

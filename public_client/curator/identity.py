@@ -89,11 +89,9 @@ def read_identity(directory: Path) -> Identity:
     """
     certificate = _certificate(directory / CERTIFICATE)
     return Identity(
-        name=common_name(certificate.subject),
-        fingerprint=fingerprint(certificate),
-        begins=certificate.not_valid_before_utc,
-        expires=certificate.not_valid_after_utc,
-    )
+        name=common_name(certificate.subject), fingerprint=fingerprint(certificate),
+        begins=certificate.not_valid_before_utc, expires=certificate.not_valid_after_utc,
+    )  # fmt: skip
 
 
 def renew(directory: Path) -> Path:

@@ -10,21 +10,20 @@ the credentials, or the one that the curator told first. Another key later is re
 from __future__ import annotations
 
 import os
-import re
 import threading
 from pathlib import Path
 from typing import Any
 
 from dpswd.shared.books.chain_checks import read_export
-from dpswd.shared.core.errors import ProtocolError, SettingsError
+from dpswd.shared.core.errors import InvalidValue, ProtocolError, SettingsError
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.files import write_public
 from dpswd.shared.protocol.receipts import decode_receipt, receipt_problems
 
 RECEIPTS_FILE = "receipts.jsonl"
 LEDGER_KEY_FILE = "ledger.pub"
-
-_HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def checked_receipt(message: pb.Receipt, *, run_id: str, request_id: str, step: int, **stated: Any) -> SignedEntry:
@@ -86,7 +85,7 @@ class ReceiptFile:
         entries, _ = read_export(_lines(self.path))
         return max(entries, key=lambda entry: entry.seq, default=None)
 
-    def pin(self, public_key: str) -> None:
+    def pin(self, keys: LedgerKeys) -> None:
         """Notes the ledger's key beside the receipts, or holds it against the one that stands there.
 
         Raises:
@@ -94,42 +93,43 @@ class ReceiptFile:
         """
         path = self.path.with_name(LEDGER_KEY_FILE)
         if path.exists():
-            check_pinned(path, public_key)
+            check_pinned(path, keys)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(public_key + "\n", encoding="ascii")
+        path.write_text(keys.to_text(), encoding="ascii")
 
 
-def read_pinned(path: Path) -> bytes:
-    """A pinned ledger key: 64 hexadecimal digits in a file.
-
-    Returns:
-        The raw Ed25519 key, 32 bytes.
+def read_pinned(path: Path) -> LedgerKeys:
+    """A pinned ledger key: 64 hexadecimal digits in a file, and the changes of it that were seen since.
 
     Raises:
         SettingsError: the file is missing or holds no key.
     """
     try:
-        text = path.read_text(encoding="ascii").strip()
+        return LedgerKeys.from_text(path.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read ({error}); it must hold the ledger's public key") from error
-    if not _HEX_KEY.fullmatch(text):
+    except InvalidValue as error:
         raise SettingsError(
-            f"{path} holds no ledger key; it must hold 64 hexadecimal digits, as the operator gave them"
-        )
-    return bytes.fromhex(text)
+            f"{path} holds no ledger key ({error}); it must hold 64 hexadecimal digits, as the operator gave them"
+        ) from error
 
 
-def check_pinned(path: Path, public_key: str) -> None:
-    """Holds the key that a curator tells against a pinned one.
+def check_pinned(path: Path, keys: LedgerKeys) -> None:
+    """Holds the key that a curator tells against a pinned one; notes beside it the changes that lead there.
 
     Raises:
         ProtocolError: they differ: this is another curator, or its ledger was made anew.
     """
-    if read_pinned(path).hex() != public_key:
+    pinned = read_pinned(path)
+    joined = pinned.joined(keys.changes)
+    if joined.newest == keys.newest:
+        if joined != pinned:
+            write_public(path, joined.to_text().encode("ascii"))
+    else:
         raise ProtocolError(
-            f"the curator signs its ledger with another key ({public_key}) than the one pinned in {path}; if the "
-            "operator confirms a new ledger, take another run directory and new credentials"
+            f"the curator signs its ledger with another key ({keys.newest.hex()}) than the one pinned in {path}; if "
+            "the operator confirms a new ledger, take another run directory and new credentials"
         )
 
 

@@ -15,6 +15,7 @@ from dpswd.public_client.curator.connection import Patience
 from dpswd.public_client.curator.release_file import same_but_for_map
 from dpswd.public_client.curator.transport import REPLIES, Exchange, Transport
 from dpswd.shared.core.errors import DpswdError, InvalidValue, ProtocolError
+from dpswd.shared.core.ledger.keys import PinnedKey
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
@@ -157,7 +158,7 @@ class StoredRun:
             for sent in (self.opening, *self.steps)
         ]
 
-    def problems(self, public_key: bytes) -> Iterator[str]:
+    def problems(self, public_key: PinnedKey) -> Iterator[str]:
         """What of receipts, requests and replies does not hold together under a ledger's key."""
         run_id = self.opening.reply.run_id
         for number, sent in enumerate((self.opening, *self.steps)):

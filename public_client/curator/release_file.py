@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from dpswd.public_client.curator.connection import Patience
 from dpswd.public_client.curator.transport import Exchange
 from dpswd.shared.core.errors import ProtocolError
+from dpswd.shared.core.ledger.keys import PinnedKey
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
@@ -32,7 +33,7 @@ class ReleaseFile:
 
     Args:
         path: the file.
-        key: the ledger's raw Ed25519 key, 32 bytes, as the hospital gave it over another way.
+        key: the ledger's raw Ed25519 key, 32 bytes, as the hospital gave it over another way, or its keys.
 
     Attributes:
         publication: verified.
@@ -44,7 +45,7 @@ class ReleaseFile:
         ProtocolError: signature, receipts and digests do not hold together under this key.
     """
 
-    def __init__(self, path: Path, *, key: bytes) -> None:
+    def __init__(self, path: Path, *, key: PinnedKey) -> None:
         self.path = path
         self.publication = Publication.read(path)
         if problems := self.publication.problems(key):

@@ -25,6 +25,7 @@ from dpswd.public_client.curator.receipts import (
 from dpswd.public_client.curator.transport import Exchange, GrpcTransport, Transport
 from dpswd.public_client.curator.values import BudgetAnswer, PendingStep, Quote, Run, UploadedExtractor, new_request_id
 from dpswd.shared.core.errors import CuratorUnavailable, ProtocolError
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
@@ -49,21 +50,14 @@ class Curator(AbstractContextManager["Curator"]):
         self.transport = transport
         self.purpose = purpose
         self.receipts = receipts
-        self._ledger_key: bytes | None = None
+        self._ledger_keys: LedgerKeys | None = None
 
     @classmethod
     def connect(
-        cls,
-        address: str,
-        *,
-        credentials: str | Path,
-        timeout_s: float = 120.0,
-        patience_s: float = 180.0,
-        start_s: float | None = None,
-        run_directory: str | Path | None = None,
-        server_name: str | None = None,
+        cls, address: str, *, credentials: str | Path, timeout_s: float = 120.0, patience_s: float = 180.0,
+        start_s: float | None = None, run_directory: str | Path | None = None, server_name: str | None = None,
         purpose: str = "",
-    ) -> Curator:
+    ) -> Curator:  # fmt: skip
         """Connects with mutual TLS and proves the connection by one free request.
 
         Args:
@@ -92,14 +86,11 @@ class Curator(AbstractContextManager["Curator"]):
         curator = Curator(transport, receipts=receipts, purpose=purpose)
         begun, wait_s = time.monotonic(), min(_START_S, patience_s) if start_s is None else start_s
         try:
-            first = Patience(
-                timeout_s=min(timeout_s, _START_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S)),
-                total_s=min(wait_s, _FIRST_CONTACT_S),
-                signs=False,
-            )
+            least_s = min(timeout_s, _START_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S))
+            first = Patience(timeout_s=least_s, total_s=min(wait_s, _FIRST_CONTACT_S), signs=False)
             newest = None if receipts is None else receipts.newest()
             try:
-                public_key = curator.describe(patience=first, present=newest).ledger_public_key
+                keys = curator.describe(patience=first, present=newest).ledger_keys
             except CuratorUnavailable:
                 # With what may be wrong, for whoever waits.
                 why = explain(address, credentials=Path(credentials), server_name=server_name)
@@ -109,12 +100,12 @@ class Curator(AbstractContextManager["Curator"]):
                 attempt_s = min(first.timeout_s, max(left_s, _LEAST_ATTEMPT_S))
                 left = Patience(timeout_s=attempt_s, total_s=left_s, quiet=True, signs=False)
                 _log.warning("waiting for a curator at %s, for up to %.0f s more: %s", address, left_s, why)
-                public_key = curator.describe(patience=left, present=newest).ledger_public_key
+                keys = curator.describe(patience=left, present=newest).ledger_keys
             pinned = Path(credentials) / LEDGER_KEY_FILE
             if pinned.is_file():
-                check_pinned(pinned, public_key)
+                check_pinned(pinned, keys)
             if receipts is not None:
-                receipts.pin(public_key)
+                receipts.pin(keys)
         except CuratorUnavailable as error:
             curator.close()
             if not never_answered(error):
@@ -152,7 +143,10 @@ class Curator(AbstractContextManager["Curator"]):
             request.newest_receipt.signature = present.signature
         sent = self.transport.exchange("Describe", request, patience=patience)
         description = Description.from_message(sent.reply)
-        self._ledger_key = bytes.fromhex(description.ledger_public_key)
+        keys, before = description.ledger_keys, self._ledger_keys
+        if before is not None and before.newest not in keys.every:
+            raise ProtocolError("the curator's ledger has another key than a moment ago, to which nothing leads")
+        self._ledger_keys = keys
         return description
 
     def upload_extractor(self, graph: bytes, weights: bytes) -> UploadedExtractor:
@@ -205,9 +199,8 @@ class Curator(AbstractContextManager["Curator"]):
         Raises:
             BudgetExhausted: the budget does not allow it; the error says what still fits. Nothing was spent.
         """
-        request = pb.OpenRunRequest(
-            request_id=request_id or new_request_id(), parameters=parameters.to_message(), purpose=self.purpose
-        )
+        asked = request_id or new_request_id()
+        request = pb.OpenRunRequest(request_id=asked, parameters=parameters.to_message(), purpose=self.purpose)
         sent = self.transport.exchange("OpenRun", request)
         parameters = RunParameters.from_message(sent.request.parameters)
         self._keep(sent, run_id=sent.reply.run_id, reply=None, step=0, request_digest=run_digest(parameters))
@@ -260,10 +253,13 @@ class Curator(AbstractContextManager["Curator"]):
 
     def _keep(self, sent: Exchange, **stated: Any) -> None:
         """Checks a reply's receipt against what it must state, and stores it."""
-        if self._ledger_key is None:
+        if self._ledger_keys is None:
             self.describe()
-        assert self._ledger_key is not None, "describe sets it"
-        stated |= {"request_id": sent.request.request_id, "public_key": self._ledger_key}
-        entry = checked_receipt(sent.reply.receipt, **stated)
+        stated |= {"request_id": sent.request.request_id}
+        try:
+            entry = checked_receipt(sent.reply.receipt, **stated, public_key=self._ledger_keys)
+        except ProtocolError:
+            self.describe()  # the operator may have changed the ledger's key meanwhile, as entries then show
+            entry = checked_receipt(sent.reply.receipt, **stated, public_key=self._ledger_keys)
         if self.receipts is not None:
             self.receipts.append(entry)

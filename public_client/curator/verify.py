@@ -22,6 +22,7 @@ from dpswd.shared.books import view as ledger_view
 from dpswd.shared.books.chain_checks import Finding, Tampering, check_chain, finding_at, hold_receipts, read_export
 from dpswd.shared.books.view import STEP_CONSUMED, LedgerView
 from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.ledger.keys import KEY_CHANGED, LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import RUN_OPENED, STEP_ANSWERED, Receipt, SignedEntry
 from dpswd.shared.core.privacy.budget import Price
 from dpswd.shared.protocol.publications import Publication
@@ -63,16 +64,16 @@ class VerifyReport:
 def verify(
     receipts: Sequence[SignedEntry],
     *,
-    public_key: bytes,
+    public_key: PinnedKey,
     ledger: Sequence[str] | None = None,
-    earlier: Iterable[Sequence[str]] = (),
+    earlier: Sequence[Sequence[str]] = (),
     complete: bool = True,
 ) -> VerifyReport:
     """Checks receipts by themselves and against a ledger.
 
     Args:
         receipts: the client's own, from all its runs, in any order.
-        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it, or its keys.
         ledger: lines of a view or of a whole export; None to check the receipts alone.
         earlier: lines of views that the client kept from before.
         complete: whether `receipts` are all that this client ever got; then an answer without a receipt is a finding.
@@ -82,6 +83,8 @@ def verify(
     """
     own = list({entry.statement + entry.signature: entry for entry in receipts}.values())
     own.sort(key=lambda entry: entry.seq)
+    changes = (line for lines in (ledger or (), *earlier) for line in lines if KEY_CHANGED in line)
+    public_key = LedgerKeys.of(public_key, read_export(changes)[0])
     findings = _against_each_other(own, public_key)
     names = {entry.payload.get("client") for entry in own if entry.signed_by(public_key)}
     length: int | None = None
@@ -111,16 +114,13 @@ def verify(
 
 def _report(own: Sequence[SignedEntry], findings: Sequence[Finding], length: int | None) -> VerifyReport:
     return VerifyReport(
-        receipts=len(own),
-        runs=sum(entry.kind == RUN_OPENED for entry in own),
-        steps=sum(entry.kind == STEP_ANSWERED for entry in own),
-        last=own[-1].seq if own else 0,
-        entries=length,
+        receipts=len(own), runs=sum(entry.kind == RUN_OPENED for entry in own),
+        steps=sum(entry.kind == STEP_ANSWERED for entry in own), last=own[-1].seq if own else 0, entries=length,
         findings=tuple(dict.fromkeys(findings)),
-    )
+    )  # fmt: skip
 
 
-def _against_each_other(receipts: Sequence[SignedEntry], public_key: bytes) -> list[Finding]:
+def _against_each_other(receipts: Sequence[SignedEntry], public_key: LedgerKeys) -> list[Finding]:
     """What different receipts, in the order of their places, say against themselves and each other."""
     checked = [(entry, entry.signed_by(public_key)) for entry in receipts]
     sound = [entry for entry, signed in checked if signed]
@@ -161,7 +161,7 @@ def read_receipts(paths: Iterable[Path]) -> tuple[list[SignedEntry], list[Findin
     return entries, findings
 
 
-def read_release(path: Path, public_key: bytes) -> tuple[list[SignedEntry], list[Finding]]:
+def read_release(path: Path, public_key: PinnedKey) -> tuple[list[SignedEntry], list[Finding]]:
     """The receipts of a published release, and a finding for all that does not hold together.
 
     Args:
@@ -190,7 +190,7 @@ def receipt_files(path: Path) -> list[Path]:
     return files
 
 
-def pinned_key(*, given: Path | None, credentials: Path | None, receipts: Iterable[Path]) -> bytes:
+def pinned_key(*, given: Path | None, credentials: Path | None, receipts: Iterable[Path]) -> LedgerKeys:
     """The ledger's key as the client pinned it; all the places that hold one must agree.
 
     Args:
@@ -209,16 +209,17 @@ def pinned_key(*, given: Path | None, credentials: Path | None, receipts: Iterab
             f"no ledger key is pinned: no {LEDGER_KEY_FILE} beside the receipts or in the credentials; give --key FILE "
             "with the 64 hexadecimal digits that the operator told"
         )
-    keys = {place: read_pinned(place) for place in places}
-    if len(set(keys.values())) > 1:
+    pinned = {place: read_pinned(place) for place in places}
+    keys = LedgerKeys.of(next(iter(pinned.values())), [change for each in pinned.values() for change in each.changes])
+    if any(each.pinned not in keys.every for each in pinned.values()):
         raise SettingsError(
-            f"different ledger keys are pinned in {', '.join(map(str, keys))}; verify each curator's receipts alone"
+            f"different ledger keys are pinned in {', '.join(map(str, pinned))}; verify each curator's receipts alone"
         )
-    return next(iter(keys.values()))
+    return keys
 
 
 def _read_ledger(
-    lines: Sequence[str], public_key: bytes, own: Sequence[SignedEntry], *, client: str
+    lines: Sequence[str], public_key: LedgerKeys, own: Sequence[SignedEntry], *, client: str
 ) -> tuple[LedgerView, list[Finding]]:
     """A view, also where the operator handed out the whole chain."""
     if next((ledger_view.is_view(line) for line in lines if line.strip()), True):
@@ -232,13 +233,10 @@ def _read_ledger(
     findings += check_chain(entries, public_key)
     last = entries[-1] if entries else None
     view = LedgerView(
-        client=client,
-        entries=0 if last is None else max(entry.seq for entry in entries),
-        head="" if last is None else last.hash,
-        time="" if last is None else last.time,
-        hashes={entry.seq: entry.hash for entry in entries},
-        shown={entry.seq: entry for entry in entries},
-    )
+        client=client, entries=0 if last is None else max(entry.seq for entry in entries),
+        head="" if last is None else last.hash, time="" if last is None else last.time,
+        hashes={entry.seq: entry.hash for entry in entries}, shown={entry.seq: entry for entry in entries},
+    )  # fmt: skip
     return view, findings
 
 

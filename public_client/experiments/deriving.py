@@ -10,6 +10,7 @@ from dpswd.public_client.evidence.evidence import GENERATOR
 from dpswd.public_client.experiments.own_model import network_of, own_model
 from dpswd.public_client.ladder.check import Checked, check, derive
 from dpswd.public_client.training.sites import Model
+from dpswd.shared.core.ledger.keys import PinnedKey
 from dpswd.shared.protocol.contract import DataContract
 from dpswd.shared.records.batches import Reading
 
@@ -17,7 +18,7 @@ _SHOWN = 256  # source records by which a network is split, as in a training
 
 
 def check_adapted(
-    path: Path, *, key: bytes, source: Path | None, label: str | None, network: str | None, model: Path | None
+    path: Path, *, key: PinnedKey, source: Path | None, label: str | None, network: str | None, model: Path | None
 ) -> Checked:
     """Checks a model or a generator, and derives it again where what it needs is given and nothing else is wrong.
 
@@ -41,9 +42,7 @@ def check_adapted(
     contract = DataContract.from_bytes(bytes.fromhex(declared)) if declared else DataContract()
     own = load_own(source, Reading(contract.column_names or None, label), classes=contract.class_names)
     records, labels = own.data.images, own.data.labels
-    if network is None and model is None:
-        start = Model(*ready_network(tuple(records.shape[1:]), int(labels.max()) + 1))
-    else:
-        start = own_model(network, model, records[:_SHOWN])
+    start = None if network is None and model is None else own_model(network, model, records[:_SHOWN])
+    start = start or Model(*ready_network(tuple(records.shape[1:]), int(labels.max()) + 1))
     derive(path, checked, start, (records, labels))
     return checked

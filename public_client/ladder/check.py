@@ -35,6 +35,7 @@ from dpswd.public_client.ladder.adapt import adapt
 from dpswd.public_client.methods import method_kinds
 from dpswd.shared.books.chain_checks import Finding, Tampering
 from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, rounded
+from dpswd.shared.core.ledger.keys import LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
 from dpswd.shared.models.adapted import CERTIFICATE, STATISTICS, read_adapted
 from dpswd.shared.models.model_file import in_one_spelling, metadata_of
@@ -77,12 +78,12 @@ class Checked:
         self.findings.append(Finding(tampering=kind, seq=0, text=text))
 
 
-def check(path: str | Path, *, key: bytes) -> Checked:
+def check(path: str | Path, *, key: PinnedKey) -> Checked:
     """Holds a model's file, its certificate and its evidence against each other and against the ledger's key.
 
     Args:
         path: of the model; certificate and evidence stand beside it.
-        key: the ledger's raw Ed25519 key, 32 bytes, as the hospital gave it over another way.
+        key: the ledger's raw Ed25519 key, 32 bytes, as the hospital gave it over another way, or its keys.
 
     Raises:
         DataInvalid: a file is missing, or is none of its kind.
@@ -109,10 +110,11 @@ def check(path: str | Path, *, key: bytes) -> Checked:
         checked.note("the model is not the one that was certified: a weight, a graph or its plan was changed")
     if stated["evidence"] != sha256(evidence_data):
         checked.note("the evidence is not the one that was certified")
-    if described(evidence).ledger_public_key != key.hex():
+    keys = LedgerKeys.of(key, (own := described(evidence)).key_changes)
+    if bytes.fromhex(own.ledger_public_key) not in keys.every:
         checked.note("the replies are of a curator with another ledger's key", Tampering.FORGED)
     for run in evidence.runs():
-        for text in run.problems(key):
+        for text in run.problems(keys):
             checked.note(text, Tampering.FORGED)
         if run.opening.reply.run_id not in listed:
             checked.note(f"run {run.opening.reply.run_id} was charged, and the certificate does not list it")
@@ -168,14 +170,9 @@ def derive(path: str | Path, checked: Checked, model: Any = None, source: Any = 
 
 
 def _derived(
-    settings: Mapping[str, Any],
-    evidence: Evidence,
-    replies: Replaying,
-    model: Any,
-    batches: Batches,
-    path: Path,
+    settings: Mapping[str, Any], evidence: Evidence, replies: Replaying, model: Any, batches: Batches, path: Path,
     to: Path,
-) -> Any:
+) -> Any:  # fmt: skip
     """Writes the model that follows from the replies, and gives its measured gain."""
     shape, hospital = tuple(collect(batches, most=1).images.shape[1:]), Hospital(Curator(replies))
     evidence.give((model.extractor, model.classifier), shape)

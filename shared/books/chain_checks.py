@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.keys import LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import GENESIS, SignedEntry
 
 CLOCKS_DIFFER_BY = timedelta(minutes=5)
@@ -68,12 +69,12 @@ class ChainCheck:
     """Follows a chain entry by entry.
 
     Args:
-        public_key: the ledger's raw Ed25519 key, 32 bytes.
-        every_signature: whether each signature is checked. Each entry names the one before by its hash, so the last
-            one's signature vouches for what all of them state; it is the caller's to look at (`SignedEntry.signed_by`).
+        public_key: the ledger's raw Ed25519 key, 32 bytes, or its keys.
+        every_signature: whether each is checked. Each entry names the one before by its hash, so the last one's
+            signature vouches for what all of them state; it is the caller's to look at (`SignedEntry.signed_by`).
     """
 
-    def __init__(self, public_key: bytes, *, every_signature: bool = True) -> None:
+    def __init__(self, public_key: PinnedKey, *, every_signature: bool = True) -> None:
         self._public_key = public_key
         self._every_signature = every_signature
         self._expected, self._previous = 1, GENESIS
@@ -102,12 +103,12 @@ class ChainCheck:
         return findings
 
 
-def check_chain(entries: Iterable[SignedEntry], public_key: bytes) -> list[Finding]:
+def check_chain(entries: Sequence[SignedEntry], public_key: PinnedKey) -> list[Finding]:
     """Every signature, and that the entries are 1, 2, 3, ... each naming the one before.
 
     A truncated tail leaves a valid chain: only receipts, or a head noted elsewhere, can show it.
     """
-    check = ChainCheck(public_key)
+    check = ChainCheck(LedgerKeys.of(public_key, entries))
     return [finding for entry in entries for finding in check.follow(entry)]
 
 
@@ -121,7 +122,7 @@ def _dated(entry: SignedEntry) -> datetime | None:
 
 
 def hold_receipts(
-    receipts: Iterable[SignedEntry], hashes: Mapping[int, str], length: int, public_key: bytes
+    receipts: Iterable[SignedEntry], hashes: Mapping[int, str], length: int, public_key: PinnedKey
 ) -> list[Finding]:
     """Holds receipts against a ledger: each must be the entry that stands at its place.
 
@@ -129,17 +130,16 @@ def hold_receipts(
         receipts: in any order.
         hashes: of the ledger's entries, by place.
         length: of the ledger.
-        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it, or its keys.
     """
     findings: list[Finding] = []
     for receipt in receipts:
-        stated = hashes.get(receipt.seq)
         if not receipt.signed_by(public_key):
             findings.append(finding_at(Tampering.FORGED, receipt, "the receipt is not signed by the ledger's key"))
         elif receipt.seq > length:
             text = f"the ledger ends at entry {length}: it was truncated or rolled back behind this receipt"
             findings.append(finding_at(Tampering.TRUNCATED, receipt, text))
-        elif stated is None:
+        elif (stated := hashes.get(receipt.seq)) is None:
             findings.append(finding_at(Tampering.MISSING, receipt, "the entry of this receipt is missing"))
         elif stated != receipt.hash:
             text = "the ledger now states something else than this signed receipt: its history was rewritten"

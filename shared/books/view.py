@@ -23,6 +23,7 @@ from typing import Any
 from dpswd.shared.books.chain_checks import Finding, Tampering
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger import receipts as chain
+from dpswd.shared.core.ledger.keys import KEY_CHANGED, LedgerKeys, PinnedKey
 
 FORMAT = "dpswd-ledger-view-1"
 STEP_CONSUMED = "step-consumed"
@@ -32,8 +33,8 @@ STEP_RESUMED = "step-resumed"
 _OWN_KINDS = frozenset(
     {"client-added", "client-certified", "certificate-added", chain.RUN_OPENED, STEP_CONSUMED, chain.STEP_ANSWERED}
 )
-# The size of the data set, its first budget and its key: `Describe` tells them to every client.
-_PUBLIC_KINDS = frozenset({"data-set-opened"})
+# The size of the data set, its first budget and its keys: `Describe` tells them to every client.
+_PUBLIC_KINDS = frozenset({"data-set-opened", KEY_CHANGED})
 
 _HEX_256 = re.compile(r"[0-9a-f]{64}")
 
@@ -99,12 +100,12 @@ def is_view(first_line: str) -> bool:
     return isinstance(value, dict) and "view" in value
 
 
-def read_view(lines: Iterable[str], public_key: bytes) -> tuple[LedgerView, list[Finding]]:
+def read_view(lines: Iterable[str], public_key: PinnedKey) -> tuple[LedgerView, list[Finding]]:
     """Reads and checks a view by itself.
 
     Args:
         lines: of the file; empty ones are skipped.
-        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it, or its keys.
 
     Returns:
         The view, and what is wrong with it: header, order, signatures, and links of the entries that are shown.
@@ -115,18 +116,17 @@ def read_view(lines: Iterable[str], public_key: bytes) -> tuple[LedgerView, list
     body = [line.strip() for line in lines if line.strip()]
     if not body:
         raise InvalidValue("the file is empty; it must hold a view of the ledger, as the operator exports it")
-    header, signed = _read_header(body[0], public_key)
-    findings: list[Finding] = []
+    hashes, shown, findings = _read_lines(body[1:])
+    keys = LedgerKeys.of(public_key, shown)
+    header, signed = _read_header(body[0], keys)
     if not signed:
         findings.append(_finding(Tampering.FORGED, 0, "the view's header is not signed by the ledger's key"))
     if header["lines"] != _digest(body[1:]):
         findings.append(_finding(Tampering.EDITED, 0, "the lines are not those that the view's header was signed for"))
-    hashes, shown, unreadable = _read_lines(body[1:])
-    findings += unreadable
     findings += _check_order([seq for seq, _ in hashes], header["entries"])
     stated = {key: header[key] for key in ("client", "entries", "head", "time")}
     view = LedgerView(**stated, hashes=dict(hashes), shown={entry.seq: entry for entry in shown})
-    findings += _check_links(view, public_key)
+    findings += _check_links(view, keys)
     return view, findings
 
 
@@ -156,7 +156,7 @@ def _digest(lines: Sequence[str]) -> str:
     return chain.sha256("\n".join(lines).encode("ascii", errors="replace"))
 
 
-def _read_header(line: str, public_key: bytes) -> tuple[dict[str, Any], bool]:
+def _read_header(line: str, keys: LedgerKeys) -> tuple[dict[str, Any], bool]:
     """The header's fields, and whether the ledger's key signed them."""
     try:
         statement, signature = chain.read_signed_line(line, field="view")
@@ -173,7 +173,7 @@ def _read_header(line: str, public_key: bytes) -> tuple[dict[str, Any], bool]:
         ) from error
     if not typed:
         raise InvalidValue(f"the file is no view of format {FORMAT}; another program wrote it")
-    return header, chain.is_signed(chain.Signed.VIEW, statement, signature, public_key)
+    return header, chain.is_signed(chain.Signed.VIEW, statement, signature, keys.at(header["entries"] + 1))
 
 
 def _read_lines(lines: Sequence[str]) -> tuple[list[tuple[int, str]], list[chain.SignedEntry], list[Finding]]:
@@ -212,10 +212,10 @@ def _check_order(positions: Sequence[int], entries: int) -> list[Finding]:
     return findings
 
 
-def _check_links(view: LedgerView, public_key: bytes) -> list[Finding]:
+def _check_links(view: LedgerView, keys: LedgerKeys) -> list[Finding]:
     findings = []
     for seq, entry in sorted(view.shown.items()):
-        if not entry.signed_by(public_key):
+        if not entry.signed_by(keys):
             findings.append(_finding(Tampering.EDITED, seq, "its signature does not fit its content"))
         before = chain.GENESIS if seq == 1 else view.hashes.get(seq - 1)
         if before is not None and entry.previous != before:

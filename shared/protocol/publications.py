@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, RequestInvalid
+from dpswd.shared.core.ledger.keys import LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import Receipt, Signed, SignedEntry, is_signed
 from dpswd.shared.core.wire.checks import Violation, positive
 from dpswd.shared.core.wire.limits import MAX_MESSAGE_BYTES
@@ -182,20 +183,24 @@ class Publication:
         except InvalidValue:
             return []
 
-    def problems(self, public_key: bytes) -> list[str]:
+    def problems(self, public_key: PinnedKey) -> list[str]:
         """What of signature, receipts and digests does not hold together; empty when all of it does.
 
         Args:
-            public_key: the ledger's raw Ed25519 key, 32 bytes, as it was pinned.
+            public_key: the ledger's raw Ed25519 key, 32 bytes, as it was pinned, or its keys.
 
         Returns:
             One sentence for each disagreement.
         """
-        wire = self.message
-        problems = []
-        if wire.description.ledger_public_key != public_key:
-            problems.append(f"it names another ledger's key, {wire.description.ledger_public_key.hex()}")
-        if not is_signed(Signed.PUBLICATION, self.content, self.signature, public_key):
+        wire, problems = self.message, []
+        described = wire.description.ledger_public_key
+        try:
+            keys = LedgerKeys.of(public_key, wire.description.key_changes)
+        except InvalidValue as error:
+            return [f"it is not whole: {error}"]
+        if described not in keys.every:
+            problems.append(f"it names another ledger's key, {described.hex()}")
+        if not is_signed(Signed.PUBLICATION, self.content, self.signature, described):
             problems.append("it is not signed by the ledger's key, or was changed afterwards")
         try:
             proposal, release = self.proposal, self.release
@@ -204,23 +209,13 @@ class Publication:
             return [*problems, f"it is not whole: {error}"]
         run_id = wire.run.run_id
         of_charge = receipt_problems(
-            charge,
-            public_key=public_key,
-            run_id=run_id,
-            request_id=wire.run_request_id,
-            reply=None,
-            step=0,
+            charge, public_key=keys, run_id=run_id, request_id=wire.run_request_id, reply=None, step=0,
             request_digest=run_digest(proposal.parameters),
-        )
+        )  # fmt: skip
         of_answer = receipt_problems(
-            answer,
-            public_key=public_key,
-            run_id=run_id,
-            request_id=wire.step_request_id,
-            reply=wire.step.step_release,
-            step=1,
-            request_digest=step_digest(run_id=run_id, payload=proposal.payload),
-        )
+            answer, public_key=keys, run_id=run_id, request_id=wire.step_request_id, reply=wire.step.step_release,
+            step=1, request_digest=step_digest(run_id=run_id, payload=proposal.payload),
+        )  # fmt: skip
         problems += [f"the receipt of the charge: {text}" for text in of_charge]
         problems += [f"the receipt of the answer: {text}" for text in of_answer]
         if (release.run_id, release.step) != (run_id, 1):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.keys import PinnedKey
 from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, Receipt, SignedEntry, sha256
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 
@@ -62,7 +63,7 @@ def _dictionary(run_id: str, request_id: str) -> bytes:
 def receipt_problems(
     receipt: Receipt,
     *,
-    public_key: bytes,
+    public_key: PinnedKey,
     run_id: str,
     request_id: str,
     reply: bytes | None,
@@ -73,7 +74,7 @@ def receipt_problems(
 
     Args:
         receipt: as it came.
-        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it.
+        public_key: the ledger's raw Ed25519 key, 32 bytes, as the client pinned it, or its keys.
         run_id: the run that the client asked about.
         request_id: the client's id of the request.
         reply: the released bytes that the client received; None for the opening of a run, which releases none.

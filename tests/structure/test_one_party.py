@@ -30,6 +30,8 @@ PARTIES = {
 ANNEXES = {
     "private_curator/cluster": "cluster",
     "private_curator/onnx": "embed",
+    "private_curator/console/provider.py": "oidc",
+    "private_curator/keys/token.py": "pkcs11",
     "private_curator/sources": "sources",
     "public_client/onnx": "onnx",
     "public_client/tools": "onnx",

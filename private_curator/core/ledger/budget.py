@@ -26,6 +26,7 @@ from dpswd.shared.core.errors import (
     LedgerCorrupt,
     RelationMismatch,
 )
+from dpswd.shared.core.ledger.keys import LedgerKeys, is_key_change
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import Price, PrivacyBudget
 from dpswd.shared.core.privacy.events import RunEvent
@@ -49,6 +50,7 @@ class Books:
     updated: int = 0  # the last entry before the records became what they are
     records_per_person: int = 1
     public_key: str = ""
+    key_changes: tuple[SignedEntry, ...] = ()
     state: DataSetState = DataSetState.OPEN
     data_set: Account | None = None
     shares: dict[str, Account] = field(default_factory=dict)
@@ -68,9 +70,16 @@ class Books:
             handler = self.handlers.get(Kind(entry.kind))
             if handler is not None:
                 handler(self, entry.payload)
+            if entry.kind == Kind.KEY_CHANGED:
+                self._key_changed(entry)
         except (KeyError, ValueError, TypeError, AttributeError, DpswdError) as error:
             raise LedgerCorrupt(f"entry {entry.seq} ({entry.kind}) cannot stand where it stands: {error!r}") from error
         self.seq = entry.seq
+
+    @property
+    def keys(self) -> LedgerKeys:
+        """The keys that sign this ledger's entries, each from its place on."""
+        return LedgerKeys(bytes.fromhex(self.public_key), self.key_changes)
 
     @property
     def account(self) -> Account:
@@ -203,6 +212,13 @@ class Books:
         self.ledger_id, self.public_key = payload["ledger"], payload["public_key"]
         self.records, self.records_per_person = payload["records"], payload["records_per_person"]
         self.data_set = Account(self.read_budget(payload["budget"]))
+
+    def _key_changed(self, entry: SignedEntry) -> None:
+        stated = entry.payload["ledger"], entry.payload["replaces"]
+        require(stated == (self.ledger_id, self.public_key), "a change of the key replaces the ledger's own")
+        require(is_key_change(entry), "both keys sign a change of the ledger's key")
+        require(bytes.fromhex(entry.payload["public_key"]) not in self.keys.every, "a key that was changed stays so")
+        self.public_key, self.key_changes = entry.payload["public_key"], (*self.key_changes, entry)
 
     def _filter_fixed(self, payload: Mapping[str, Any]) -> None:
         filter_ = self.accounting.filter_from_json(payload["filter"])

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.ledger.keys import KEY_CHANGED
 from dpswd.shared.core.ledger.receipts import HEX_256, RUN_OPENED, STEP_ANSWERED, Receipt
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import RunEvent
@@ -64,6 +65,7 @@ class Kind(enum.StrEnum):
     OPERATOR_ADDED = "operator-added"
     OPERATOR_REMOVED = "operator-removed"
     STATED = "stated"
+    KEY_CHANGED = KEY_CHANGED
 
 
 class DataSetState(enum.StrEnum):

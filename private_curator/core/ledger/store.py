@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from dpswd.private_curator.core.ledger.budget import Books
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Location, Session, by_seq
 from dpswd.private_curator.core.ledger.statements import Kind
-from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
+from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, LedgerUnavailable
+from dpswd.shared.core.ledger.keys import SigningKey, is_key_change
 from dpswd.shared.core.ledger.receipts import GENESIS, SignedEntry
 
 B_co = TypeVar("B_co", bound=Books, covariant=True)
@@ -73,6 +72,7 @@ class LedgerOptions(TypedDict, total=False):
         heads: is told the last entry after each charge and each answer.
         by: whoever acts with it; each act of an operator states it.
         listener: is called with the last entry of each transaction, once it is durable.
+        find_key: finds a key by its public half, hexadecimal, when another program has changed the ledger's.
         followed: whether the chain is followed at once; not by a caller that verifies it before anything is trusted.
     """
 
@@ -82,6 +82,7 @@ class LedgerOptions(TypedDict, total=False):
     heads: Heads | None
     by: Any
     listener: Callable[[SignedEntry], object]
+    find_key: Callable[[str], SigningKey]
     followed: bool
 
 
@@ -100,7 +101,7 @@ class Transaction(Generic[B_co]):
 
     connection: Session
     books: B_co
-    key: Ed25519PrivateKey
+    key: SigningKey
     clock: Clock
     appended: Checkpoint
     last: SignedEntry | None = None
@@ -123,7 +124,7 @@ class Store(Generic[B_co]):
         self,
         location: Location,
         *,
-        key: Ed25519PrivateKey,
+        key: SigningKey,
         books: B_co,
         witness: Witness | None,
         **options: Unpack[LedgerOptions],
@@ -132,7 +133,7 @@ class Store(Generic[B_co]):
         self._witness = witness
         self._heads = options.get("heads")
         self.accounting = books.accounting
-        self._key = key
+        self._key, self._find_key = key, options.get("find_key")
         self._clock = options.get("clock", utc_now)
         self._checkpoint = options.get("checkpoint", no_checkpoint)
         self._books = books
@@ -154,8 +155,9 @@ class Store(Generic[B_co]):
 
     @property
     def public_key(self) -> bytes:
-        """The raw Ed25519 key, 32 bytes, that checks this ledger's entries and receipts."""
-        return self._key.public_key().public_bytes_raw()
+        """The raw Ed25519 key, 32 bytes, that checks this ledger's newest entries and receipts."""
+        named = self._books.public_key
+        return bytes.fromhex(named) if named else self._key.public_key().public_bytes_raw()
 
     def close(self) -> None:
         """Releases the file. Idempotent."""
@@ -179,6 +181,7 @@ class Store(Generic[B_co]):
         with self._database.write() as connection:
             reached("begun")
             self._refresh(connection)
+            self._hold_key()
             transaction = Transaction(connection, self._books, self._key, self._clock, reached)
             yield transaction
             reached("written")
@@ -223,6 +226,14 @@ class Store(Generic[B_co]):
             self._books.apply(entry)
         self._seen = parsed_entry(*row[:3])
 
+    def _hold_key(self) -> None:
+        """Signs with no other key than the ledger's own of now."""
+        newest = self._books.public_key
+        if self._key.public_key().public_bytes_raw().hex() != newest:
+            if self._find_key is None:
+                raise LedgerUnavailable(f"{self.location}: its key was changed to {newest}; open it with that one")
+            self._key = self._find_key(newest)
+
     def _follow_the_chain(self, connection: Session) -> SignedEntry:
         """The last entry, after every link by hash: a curator does not start on a damaged ledger.
 
@@ -237,8 +248,9 @@ class Store(Generic[B_co]):
 
     def _end(self, connection: Session) -> SignedEntry:
         """The last entry, signed by the ledger's key."""
-        last = head(connection)
-        if last is None or not last.signed_by(self.public_key):
+        last, key = head(connection), self.public_key
+        changed = last is not None and is_key_change(last) and last.payload["public_key"] == key.hex()
+        if last is None or not (changed or last.signed_by(key)):
             raise LedgerCorrupt(
                 f"{self.location}: the last of {0 if last is None else last.seq} entries is not signed by the given "
                 "key: use the ledger's own key, and look at `dpswd-curator ledger verify`"
@@ -247,7 +259,7 @@ class Store(Generic[B_co]):
 
 
 def append_entry(
-    connection: Session, kind: Kind, payload: Mapping[str, Any], *, key: Ed25519PrivateKey, clock: Clock
+    connection: Session, kind: Kind, payload: Mapping[str, Any], *, key: SigningKey, clock: Clock
 ) -> SignedEntry:
     """Signs an entry and writes it behind the last one.
 
@@ -272,6 +284,15 @@ def read_entries(connection: Session, *, after: int = 0, limit: int | None = Non
     rows = by_seq(connection, "SELECT seq, kind, statement, signature FROM entries", after=after, page=PAGE)
     for _, kind, statement, signature in itertools.islice(rows, limit):
         yield parsed_entry(kind, statement, signature)
+
+
+def entries_of(connection: Session, kind: Kind) -> Iterator[SignedEntry]:
+    """What an index finds: the entries of one kind that is none of a step."""
+    rows = connection.execute(
+        f"SELECT kind, statement, signature FROM entries WHERE kind = ? AND {_BESIDE_STEPS} ORDER BY seq",  # noqa: S608 a constant
+        (kind.value,),
+    )
+    return (parsed_entry(*row) for row in rows)
 
 
 def entries_beside_steps(connection: Session, *, after: int = 0) -> Iterator[SignedEntry]:

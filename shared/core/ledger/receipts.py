@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -48,6 +48,7 @@ class Signed(enum.StrEnum):
     REPORT = "report"
     PRINTED_REPORT = "printed-report"
     PUBLICATION = "publication"
+    KEY = "key"
 
     def over(self, content: bytes) -> bytes:
         """The signed bytes; no kind's prefix, which a zero ends, begins another's."""
@@ -114,6 +115,13 @@ def read_signed_line(line: str, *, field: str = "statement") -> tuple[bytes, byt
     return statement, signature
 
 
+class KeysByPlace(Protocol):
+    """The keys of a ledger whose key was changed (`dpswd.shared.core.ledger.keys`)."""
+
+    def at(self, seq: int) -> bytes:
+        """The key of one place in the chain."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SignedEntry:
     """One entry of the ledger: the signed bytes and what they say.
@@ -141,13 +149,14 @@ class SignedEntry:
         """SHA-256 of the statement, in hexadecimal: what the next entry names as ``previous``."""
         return sha256(self.statement)
 
-    def signed_by(self, public_key: bytes) -> bool:
-        """Whether the signature is that of the raw 32-byte Ed25519 ``public_key``.
+    def signed_by(self, public_key: bytes | KeysByPlace) -> bool:
+        """Whether the signature is that of the raw 32-byte Ed25519 ``public_key``, or of the keys' one for this place.
 
         Raises:
             InvalidValue: ``public_key`` is no Ed25519 key.
         """
-        return is_signed(Signed.ENTRY, self.statement, self.signature, public_key)
+        key = public_key if isinstance(public_key, bytes) else public_key.at(self.seq)
+        return is_signed(Signed.ENTRY, self.statement, self.signature, key)
 
     @classmethod
     def following(

@@ -15,14 +15,15 @@ from toy_accounting import ToyAccounting, ToyBudget
 
 from dpswd.private_curator.books.audit import verify_file
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.books.signatures import SignatureCheck, processes_for
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.core.ledger.sqlite_tables import layout
 from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.private_curator.keys.checking import SignatureCheck, processes_for
 from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.postgres.database import PostgresSession
 from dpswd.shared.books.chain_checks import Tampering, read_export
 from dpswd.shared.core.errors import LedgerCorrupt, LedgerUnavailable
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import FORMAT, GENESIS, Signed, SignedEntry, canonical_json
 
 DIGEST = "d" * 64
@@ -316,12 +317,12 @@ def test_signatures_are_checked_in_processes_of_their_own(key, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     public_key, other = key.public_key().public_bytes_raw(), Ed25519PrivateKey.generate()
     forged = {3, 700, 1200}
-    with SignatureCheck(public_key, processes=2) as signatures:
+    with SignatureCheck(LedgerKeys(public_key), processes=2) as signatures:
         for seq in range(1, 1201):
             statement = b"s" * (seq % 300)
             signatures.take(seq, statement, (other if seq in forged else key).sign(Signed.ENTRY.over(statement)))
         assert signatures.wrong() == sorted(forged)
-    with SignatureCheck(public_key, processes=2) as signatures:
+    with SignatureCheck(LedgerKeys(public_key), processes=2) as signatures:
         signatures._processes[0].kill()
         with pytest.raises(LedgerUnavailable, match="has ended"):  # and no ledger seems sound for it
             signatures.wrong()

@@ -30,6 +30,7 @@ from dpswd.public_client.curator.verify import pinned_key, read_receipts, verify
 from dpswd.shared.books.chain_checks import Tampering, read_export
 from dpswd.shared.books.view import read_view, write_view
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt, ProtocolError, SettingsError
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import GENESIS, Signed, SignedEntry, canonical_json, sha256
 from dpswd.shared.core.privacy.events import QuantileCoefficients, RunEvent, StepEvent
 
@@ -426,7 +427,7 @@ class TestCommand:
     @pytest.fixture
     def directory(self, story, tmp_path):
         stored = ReceiptFile(tmp_path / "run" / "receipts.jsonl")
-        stored.pin(PUBLIC.hex())
+        stored.pin(LedgerKeys(PUBLIC))
         for entry in story.receipts:
             stored.append(entry)
         (tmp_path / "view").write_text("\n".join(story.view()) + "\n")
@@ -458,8 +459,8 @@ class TestCommand:
     def test_a_key_is_pinned_once(self, directory):
         other = "0" * 64
         with pytest.raises(ProtocolError, match="another key"):
-            ReceiptFile(directory / "run" / "receipts.jsonl").pin(other)
-        check_pinned(directory / "run" / "ledger.pub", PUBLIC.hex())
+            ReceiptFile(directory / "run" / "receipts.jsonl").pin(LedgerKeys(bytes(32)))
+        check_pinned(directory / "run" / "ledger.pub", LedgerKeys(PUBLIC))
         (directory / "other.pub").write_text(other)
         assert self._run(directory / "run", "--key", directory / "other.pub")[0] == 3
         (directory / "run" / "ledger.pub").unlink()

@@ -287,6 +287,7 @@ class DescribeResponse(_message.Message):
     CONTRACT_FIELD_NUMBER: _builtins.int
     PARTLY_LABELLED_FIELD_NUMBER: _builtins.int
     LABELLED_FIELD_NUMBER: _builtins.int
+    KEY_CHANGES_FIELD_NUMBER: _builtins.int
     data_set: _builtins.str
     records: _builtins.int
     """The number of records n; public under replace-one neighbours."""
@@ -328,6 +329,10 @@ class DescribeResponse(_message.Message):
     def contract(self) -> Global___DataContract:
         """What the operator declares of the records' values; absent where nothing."""
 
+    @_builtins.property
+    def key_changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The entries that changed the ledger's key, in order, each a line of JSON: the keys before it lead to this one."""
+
     def __init__(
         self,
         *,
@@ -348,10 +353,11 @@ class DescribeResponse(_message.Message):
         contract: Global___DataContract | None = ...,
         partly_labelled: _builtins.bool = ...,
         labelled: _builtins.int = ...,
+        key_changes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_budget", b"client_budget", "contract", b"contract", "data_set_budget", b"data_set_budget", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "labelled", b"labelled", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "client_budget", b"client_budget", "client_name", b"client_name", "contract", b"contract", "data_set", b"data_set", "data_set_budget", b"data_set_budget", "grid_exponent", b"grid_exponent", "key_changes", b"key_changes", "labelled", b"labelled", "ledger_public_key", b"ledger_public_key", "limits", b"limits", "mechanisms", b"mechanisms", "neighbouring_relation", b"neighbouring_relation", "partly_labelled", b"partly_labelled", "record_shape", b"record_shape", "records", b"records", "records_per_person", b"records_per_person", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
