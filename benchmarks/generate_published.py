@@ -1,6 +1,6 @@
 """The published generators on MNIST and Fashion-MNIST, at sizes that finish on a CPU, and what their full lengths cost.
 
-    python -m benchmarks.generate_published run --data-dir ../shared/data [--only dp-merf] [--seeds 1]
+    python -m benchmarks.generate_published run --data-dir ../shared/data [--only dp-sinkhorn] [--seeds 1]
     python -m benchmarks.generate_published prices      # the papers' settings under the rigorous accountant
     python -m benchmarks.generate_published summary
 
@@ -37,7 +37,6 @@ from dpswd.shared.core.privacy.events import ClippedVector, RowProjections, RunE
 RESULTS = Path(__file__).parent / "results" / "generate-published.json"
 DELTA = 1e-5
 SHORT: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
-    "dp-merf": ({"width": 8, "updates": 800, "learning_rate": 0.005}, None),
     "dp-sinkhorn": ({"width": 8, "learning_rate": 0.003}, 600),
     "gaussian": ({}, None),
     "dp-swd": ({"width": 8, "learning_rate": 0.003}, 1500),

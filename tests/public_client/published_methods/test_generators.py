@@ -16,15 +16,12 @@ from dpswd.public_client.generation import generation_kinds
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.published_methods.generators import (
-    DpMerf,
     DpSinkhorn,
     DpSwd,
     DpSwdQuantiles,
 )
-from dpswd.public_client.published_methods.generators.random_features import FourierFeatures
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
-from dpswd.shared.core.privacy.events import BoundedSum, ClippedVector, RowProjections
+from dpswd.shared.core.privacy.events import ClippedVector, RowProjections
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
 
 D, CLASSES, RECORDS = 4, 2, 2000
@@ -113,16 +110,6 @@ def test_dp_swd_learns_the_classes_by_quantiles_of_labelled_records_and_draws_ro
     assert generator.sample(5)[0].shape == (5, D)
 
 
-@pytest.mark.long
-def test_dp_merf_learns_classes_and_shares_from_one_release():
-    where = curator()
-    method = DpMerf(**SMALL, frequencies=100, updates=400, learning_rate=0.01)
-    generator = fitted(where, method, epsilon=5.0)
-    assert [run.run.size.steps for run in where.charges] == [1]
-    assert np.abs(means(generator) - MEANS).max() < 0.15, means(generator)
-    assert np.abs(np.array(generator.shares) - 0.5).max() < 0.05
-
-
 def test_what_is_declared_is_what_the_papers_need():
     described = mock_description(records=60_000, record_shape=(1, 28, 28), epsilon=10.0, delta=1e-5, classes=10)
     paper = DpSinkhorn()
@@ -139,21 +126,6 @@ def test_what_is_declared_is_what_the_papers_need():
     assert isinstance(part, RowProjections)
     # The label is inside of the row: the price is that of 784 + 10 dimensions, clipped together.
     assert (part.feature_dimension, part.directions, plan.batch_size) == (794, 1000, 100)
-    plan = make_plan(described, DpMerf(), epsilon=1.0).for_model(feature_dimension=2000, gradient_parameters=0)
-    declared, (part,) = plan.declared(), plan.event().step.parts
-    assert isinstance(declared, StatisticsDeclaration)
-    assert isinstance(part, BoundedSum)
-    assert part.sensitivity == pytest.approx(2.0)
-    assert (declared.count_weight, declared.moment_weight, declared.centring) == (1.0, 0.0, 0.0)
-
-
-def test_fourier_features_have_one_norm_and_the_kernels_inner_products():
-    """Monte Carlo over 20,000 frequencies: a false alarm beyond 7 deviations has a probability below 1e-11."""
-    x = torch.tensor([[0.0, 0.0, 0.0], [0.3, -0.2, 0.4], [2.0, 1.0, 0.0]])
-    phi = FourierFeatures(3, 20_000, 1.5, seed=1)(x) / 0.5
-    torch.testing.assert_close(phi.norm(dim=1), torch.ones(3), rtol=1e-4, atol=1e-4)
-    kernel = torch.exp(-torch.cdist(x, x).square() / (2 * 1.5**2))
-    torch.testing.assert_close(phi @ phi.T, kernel, rtol=0.0, atol=7 / 20_000**0.5)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +138,6 @@ def test_fourier_features_have_one_norm_and_the_kernels_inner_products():
         ("dp-swd", {"label_weight": 0.5}),
         ("dp-swd", {"release": "gradient"}),
         ("dp-swd-quantiles", {"coefficients": 0}),
-        ("dp-merf", {"scale": -1.0}),
-        ("dp-merf", {"updates": 0}),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(name, wrong):
@@ -177,7 +147,7 @@ def test_settings_out_of_range_are_refused_by_name(name, wrong):
 
 def test_without_labels_nothing_is_offered():
     description = mock_description(records=RECORDS, record_shape=(D,), epsilon=5.0, delta=1e-5)
-    for method in (SINKHORN, DpMerf(), DpSwd(), DpSwdQuantiles()):
+    for method in (SINKHORN, DpSwd(), DpSwdQuantiles()):
         with pytest.raises(InvalidValue, match="declares no classes"):
             plan_generator(MockCurator(description), method, epsilon=1.0)
 
@@ -198,17 +168,17 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
 
 
 def test_methods_survive_plans():
-    for method in (replace(SINKHORN, l1_weight=3.0), DpMerf(scale=0.2), DpSwd(directions=7), DpSwdQuantiles()):
+    for method in (replace(SINKHORN, l1_weight=3.0), DpSwd(directions=7), DpSwdQuantiles()):
         assert type(method).from_json(method.to_json()) == method
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("name", ["dp-merf", "dp-sinkhorn", "dp-swd", "dp-swd-quantiles"])
+@pytest.mark.parametrize("name", ["dp-sinkhorn", "dp-swd", "dp-swd-quantiles"])
 def test_each_method_fits_and_draws_on_a_device(name, tmp_path):
     """A step's latents, labels, released values and the run's public map lie on one device."""
     where, method = curator(), generation_kinds()[name](**SMALL)
-    plan, _ = plan_generator(where, method, epsilon=20.0, steps=None if name == "dp-merf" else 3)
+    plan, _ = plan_generator(where, method, epsilon=20.0, steps=3)
     generator = generate(where, plan, device="cuda", progress=False)
     x, _ = generator.sample(50, seed=1)
     assert x.shape == (50, D)

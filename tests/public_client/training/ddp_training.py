@@ -33,7 +33,7 @@ from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.pixels import Joint, Pairs, Waves
 from dpswd.public_client.generation.scattering import OnSphere
 from dpswd.public_client.methods.statistics_head import ClassSums
-from dpswd.public_client.published_methods.generators import DpMerf, DpSinkhorn, DpSwdQuantiles
+from dpswd.public_client.published_methods.generators import DpSinkhorn, DpSwdQuantiles
 from dpswd.public_client.replay import fit, posterior
 from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.residuals import Residuals
@@ -240,7 +240,6 @@ LEARNING = {"network": "dense", "latent": 2, "width": 4, "learning_rate": 0.03}
 GENERATORS = (
     (DpSinkhorn(**LEARNING, points=18, fresh=4, iterations=4), 3),
     (DpSwdQuantiles(**LEARNING, directions=6), 3),
-    (DpMerf(**LEARNING, frequencies=10, updates=3, draws=20), None),
 )
 
 
