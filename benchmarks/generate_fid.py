@@ -9,8 +9,8 @@ features are the 100 numbers before the last layer. The distance between two set
 laws with their means and covariances (Heusel and others, 2017). It is **no Inception FID** and comparable to no
 published one; the floor is the distance of the first 10,000 real training images to the 10,000 test images.
 
-`gaussian` is fitted to MNIST and Fashion-MNIST. Distances of `replayed` stand in the runs of `benchmarks.generate`, which
-take them of the same rows.
+`gaussian` is fitted to MNIST and Fashion-MNIST. Distances of `replayed` stand in the runs of `benchmarks.generate`,
+which take them of the same rows.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ class LedgerReading:
         runs: in the order in which they were charged.
         status: its figures.
         head: the last entry.
+        replies: short ones, of runs of one step, as they left; by run.
     """
 
     books: Register
@@ -37,6 +38,7 @@ class LedgerReading:
     runs: tuple[Run, ...]
     status: LedgerStatus
     head: SignedEntry
+    replies: dict[str, bytes]
 
 
 def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> LedgerReading:
@@ -56,7 +58,11 @@ def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> 
             raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
         ids = session.execute("SELECT run_id FROM runs ORDER BY seq").fetchall()
         runs = tuple(load_run(session, accounting, run_id) for (run_id,) in ids)
-        return LedgerReading(books, entries, runs, status_of(session, books), last)
+        rows = session.execute(
+            "SELECT run_id, reply FROM replies JOIN runs USING (run_id) WHERE steps = 1 AND length(reply) <= 65536"
+        ).fetchall()
+        replies = {run_id: bytes(reply) for run_id, reply in rows}
+        return LedgerReading(books, entries, runs, status_of(session, books), last, replies)
 
 
 def status_of(session: Session, books: Register) -> LedgerStatus:
@@ -77,19 +83,13 @@ def status_of(session: Session, books: Register) -> LedgerStatus:
     ).fetchone()
     closed = books.closed
     return LedgerStatus(
-        ledger_id=books.ledger_id,
-        records=books.records,
+        ledger_id=books.ledger_id, records=books.records, state=books.state,
         records_per_person=books.records_per_person,
-        state=books.state,
         data_set=account_status(books.account, closed=closed),
         clients=tuple(
             (client, share_status(books.shares.get(name), closed=closed or client.revoked or client.paused))
             for name, client in books.clients.items()
         ),
-        runs=runs,
-        steps_charged=charged,
-        steps_used=used,
-        steps_repeated=repeated,
-        entries=last.seq,
-        head=last.hash,
-    )
+        runs=runs, steps_charged=charged, steps_used=used, steps_repeated=repeated,
+        entries=last.seq, head=last.hash,
+    )  # fmt: skip

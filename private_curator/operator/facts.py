@@ -9,6 +9,7 @@ from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.operator.history import Point
 from dpswd.private_curator.storage.checks import Check
 from dpswd.shared.core.errors import rounded
+from dpswd.shared.watching import Change
 
 WHY_COUNTS_DIFFER = (
     "A run's own epsilon, a client's count and the data set's increase differ, and each is right. Epsilon does not add "
@@ -135,6 +136,8 @@ class ClientFacts:
         last_seen: UTC, ISO 8601; None where it never was.
         refusals: how many requests of its were refused, of those that the book of asks keeps.
         waiting: its request for budget that nobody has decided; None where there is none.
+        watched: of each model that it evaluated more than once, by the digest of its weights: the last time beside the
+            first.
     """
 
     name: str
@@ -149,6 +152,7 @@ class ClientFacts:
     last_seen: str | None
     refusals: int
     waiting: BudgetRequest | None
+    watched: dict[str, Change]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,12 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.asks import LastUse, Refusals
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.private_curator.watching import watched
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import GrantNotHeld
 from dpswd.shared.core.privacy.events import Part, QuantileCoefficients, RowProjections, SanitizedGradient
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.watching import Change
 
 _LEAST_SPENDING = dt.timedelta(days=7)
 """Of less no rate is told: whoever tries on a Monday is not told that the budget ends on Tuesday."""
@@ -147,6 +149,11 @@ class Record:
     def _seen(self) -> dict[str, LastUse]:
         return self.home.asks.seen()
 
+    @cached_property
+    def _watched(self) -> dict[str, dict[str, Change]]:
+        of_all = self.settings.records.labelled is None  # else the ledger does not say of how many
+        return watched(self.reading.runs, self.reading.replies) if of_all else {}
+
     def _client(self, client: Client, account: AccountStatus | None) -> ClientFacts:
         books = self.reading.books
         share = books.shares.get(client.name)
@@ -164,6 +171,7 @@ class Record:
             last_seen=max((each.last_seen for each in certificates if each.last_seen), default=None),
             refusals=sum(row.count for row in self._refusals if row.client == client.name),
             waiting=books.open_request(client.name),
+            watched=self._watched.get(client.name, {}),
         )
 
     def _certificate(self, fingerprint: str) -> CertificateFacts:
@@ -248,29 +256,17 @@ def _run_facts(run: Run, increase: float, client_increase: float | None) -> RunF
     step, entry = run.event.step, run.receipt.entry
     prices = entry.payload["prices"]
     return RunFacts(
-        run_id=run.run_id,
-        client=run.client,
-        opened=entry.time,
-        purpose=run.purpose,
-        mechanism=declared.mechanism,
+        run_id=run.run_id, client=run.client, opened=entry.time, purpose=run.purpose, mechanism=declared.mechanism,
         release=_in_words(run),
         exactly=" and ".join(_exactly(part) for part in step.parts),
         noise=", ".join(f"{part.sigma:.4g}" for part in step.parts),
-        batch=step.batch,
-        records=step.records,
-        steps=run.steps,
-        steps_used=run.steps_used,
+        batch=step.batch, records=step.records, steps=run.steps, steps_used=run.steps_used,
         state="closed" if run.pruned else "finished" if run.steps_used == run.steps else "open",
-        epsilon=run.epsilon,
-        increase=increase,
-        client_increase=client_increase,
+        epsilon=run.epsilon, increase=increase, client_increase=client_increase,
         price={name: prices[name] for name in (DATA_SET, CLIENT) if prices[name] is not None},
-        graph=declared.graph_digest,
-        weights=declared.weights_digest,
-        request_id=run.request_id,
-        entry=entry.seq,
-        receipt=entry.to_json(),
-    )
+        graph=declared.graph_digest, weights=declared.weights_digest,
+        request_id=run.request_id, entry=entry.seq, receipt=entry.to_json(),
+    )  # fmt: skip
 
 
 def _in_words(run: Run) -> str:

@@ -22,9 +22,9 @@ from dpswd.public_client.experiments.run import run
 from dpswd.public_client.methods.evaluation import Evaluate, accuracy_error, evaluate
 from dpswd.public_client.training.checkpoint import begun_in
 from dpswd.public_client.training.saved_model import load_adapted
-from dpswd.public_client.watching.change import Change, Round
 from dpswd.public_client.watching.repeating import REPORT_FILE, REQUEST_FILE, begun_or_new, write_report
 from dpswd.shared.core.errors import InvalidValue, RequestInvalid, RunFinished, SettingsError
+from dpswd.shared.watching import Change, Round
 
 MODEL_FILE = "model.safetensors"
 _log = logging.getLogger(__name__)

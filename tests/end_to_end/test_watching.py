@@ -15,6 +15,8 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.cli.main import main
 from dpswd.public_client.methods.evaluation import Evaluate, quoted_for, submitted
@@ -29,6 +31,7 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("extractors_in_pro
 torch.set_num_threads(1)
 
 WIDTH, CLASSES, FIRST, ADDED = 6, 3, 2000, 1500
+SENTENCES = {"The model is worse", "The model is better", "No change can be told"}
 RNG = np.random.default_rng(36)
 CENTRES = (2.0 * RNG.normal(size=(CLASSES, WIDTH))).astype(np.float32)
 BIAS = -0.5 * (CENTRES**2).sum(axis=1)
@@ -216,6 +219,11 @@ def test_a_model_is_watched_over_records_that_grow(hospital, model, tmp_path):
     (row,) = json.loads(hospital._command("clients", "--format", "json"))
     assert row["cap_year"] == 3.0
     assert row["spent_year"] == pytest.approx(spent(hospital))  # all that this client was ever charged
+    first_model, successors = Record(HomeDirectory(hospital.home)).clients[0].watched.values()  # as the console shows
+    loss = truth(model, [EARLY]) - truth(model, [EARLY, LATER])
+    assert abs(first_model.loss - loss) < 6.2 * first_model.deviation
+    assert abs(successors.loss) < 6.2 * successors.deviation
+    assert {str(one).split(" by ")[0].split(" since ")[0] for one in (first_model, successors)} <= SENTENCES
     purposes = {one["purpose"] for one in json.loads(hospital._command("runs", "--format", "json"))}
     assert purposes == {"a round of watching a delivered model", "watching", "the watched model became worse"}
 

@@ -22,17 +22,19 @@ from dpswd.shared.core.errors import (
     RequestInvalid,
 )  # fmt: skip
 from dpswd.shared.core.mechanisms.class_statistics import sums
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, Mechanism, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.linear import LinearRun, Shard
+from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
 from dpswd.shared.core.mechanisms.score_statistics.geometry import sensitivity
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import Scored, ScoresDeclaration, ScoresReply
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.core.noise.noise import GridArray, finest_exponent, sum_grid
+from dpswd.shared.core.noise.noise import GridArray, finest_exponent, narrowest_integer, sum_grid
 from dpswd.shared.core.privacy import bracket
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import MAX_STEPS, RowProjections, RunEvent, StepEvent
@@ -40,6 +42,7 @@ from dpswd.shared.core.privacy.filter import MAX_ORDER, PrivacyFilter
 from dpswd.shared.core.privacy.filter_json import MAX_TEXT_LENGTH, load
 from dpswd.shared.core.wire.payloads import Wire, floats
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
+from dpswd.shared.seeded_noise import SeededNoise
 
 N, C, D = 30, 3, 5
 FACTS = Facts(DataSetFacts(N, (4,), C), ModelFacts((4,), D, {"weight": (D, 4), "bias": (D,)}))
@@ -96,7 +99,7 @@ def test_a_step_that_only_rounding_would_admit_does_not_fit():
     assert privacy.fits(privacy.zero(), RunEvent(step, steps=1)) == 2
 
 
-@pytest.mark.parametrize("tiny", [1e9, 1e6, 3e4, 1e3])
+@pytest.mark.parametrize("tiny", [1e9, 1e6, 1e5, 3e4, 1e4, 3e3, 1e3])
 def test_the_lane_of_infinity_fits_as_many_steps_as_it_admits(tiny):
     """The answer is admitted, and one more is not, or is beyond what a run may have."""
     step = StepEvent(7438, 128, (RowProjections(784, 200, tiny),))
@@ -144,6 +147,53 @@ def test_sums_of_too_many_parameters_are_refused_and_a_step_without_rules_breaks
     (broken,) = mechanism.violations(SUMS, RunSize(N), FACTS, Limits(max_adapted_parameters=3))
     assert broken == ("declaration.parameters", "have 20 values; at most 3 are allowed")
     assert Mechanism.check(mechanism, None, SUMS, FACTS, Limits()) == []
+
+
+def test_equal_features_under_two_labels_lie_apart_by_their_labels_and_their_counts():
+    assert Weights(2, 1.0, 0.0, 0.0).two_classes() == 4.0
+    assert Weights(2, 0.0, 0.0, 0.0).two_classes() == 2.0
+
+
+def test_a_released_curvature_is_read_as_the_symmetric_matrix_that_it_is():
+    square = np.arange(1.0, 1.0 + 3 * 4 / 2)
+    declared = ScoresDeclaration(C, 0.5, 2.0, 1.0, np.ones(3, dtype=np.float32))
+    values = np.concatenate([np.zeros(C + 3 * C), square * 2.0])
+    reply = SimpleNamespace(sum=SimpleNamespace(to_numpy=lambda: values))
+    read = Scored.of(reply, declared).square
+    assert np.array_equal(read, read.T)
+    assert read[0, 1] == pytest.approx(2.0 / np.sqrt(2.0) * 2.0 / declared.square_weight)
+    assert np.diag(read) == pytest.approx(np.array([1.0, 4.0, 6.0]) * 2.0 / declared.square_weight)
+
+
+@pytest.mark.parametrize("batch", [3, 30, 120])
+def test_coefficients_travel_in_a_type_that_holds_half_the_root_of_the_batch(batch):
+    """At the noise where that decides between two types."""
+    bounds = np.sqrt(batch) / 2.0, np.sqrt(batch) // 2.0
+    sigmas = np.geomspace(1e-5, 1.0, 4000)
+    deciding = [s for s in sigmas if len({narrowest_integer(float(bound), sigma=float(s)) for bound in bounds}) > 1]
+    assert deciding
+    sigma = float(deciding[0])
+    features, noise = 0.5 * torch.ones(batch, 1, dtype=torch.float64), SeededNoise(bytes(32))
+    released = release_coefficients(
+        features, torch.ones(1, 2, dtype=torch.float64), coefficients=1, sigma=sigma, noise=noise
+    )
+    assert released.integer == narrowest_integer(float(bounds[0]), sigma=sigma)
+
+
+def test_calibration_is_declared_with_its_noise_and_models_are_told_where_there_are_several():
+    mechanism = ALL_MECHANISMS["evaluation"]
+    one = mechanism.violations(EvaluationDeclaration(C, 1.0, 1.0, bins=5), RunSize(N), FACTS, Limits())
+    assert ("declaration.bins", "and calibration_sigma belong together; declare both, or neither") in one
+    (scores,) = [text for field, text in one if field == "parameters.graph_digest"]
+    assert "models" not in scores
+    several = mechanism.violations(EvaluationDeclaration(C, 1.0, models=4), RunSize(N), FACTS, Limits())
+    assert any("of each of 4 models" in text for _, text in several)
+
+
+def test_a_budget_that_bears_no_step_says_so():
+    assert "not one such step fits" in str(BudgetExhausted(1.0, 0.5, 0.5, steps_that_fit=0))
+    assert "at most 1 such steps" in str(BudgetExhausted(1.0, 0.5, 0.5, steps_that_fit=1))
+    assert MAX_STEPS == 10**9
 
 
 def test_directions_of_a_reply_are_those_of_its_seed():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from dpswd.public_client.watching.change import Change, Round
+from dpswd.shared.watching import Change, Round
 
 
 def made(accuracy, *, records=1000, noise=0.005, day="2026-03-01", public=True):

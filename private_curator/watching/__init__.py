@@ -1,0 +1,42 @@
+"""What a client's evaluations say of a model over the years: read off what was released, hence free."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from dpswd.private_curator.core.ledger.statements import Run
+from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
+from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
+from dpswd.shared.core.wire.messages import StepRelease
+from dpswd.shared.core.wire.v1 import curator_pb2 as pb
+from dpswd.shared.watching import Change, Round
+
+
+def watched(runs: Iterable[Run], replies: Mapping[str, bytes]) -> dict[str, dict[str, Change]]:
+    """By client and model the last evaluation beside the first, where there are two.
+
+    Evaluations of several models at once, and of records of which some have no label, are left out.
+
+    Args:
+        runs: every run, the oldest first.
+        replies: of runs of one step, as they left; by run.
+    """
+    rounds: dict[tuple[str, str], list[Round]] = defaultdict(list)
+    for run in runs:
+        parameters = pb.RunParameters.FromString(run.parameters)
+        if parameters.mechanism != EVALUATION.name or run.run_id not in replies:
+            continue
+        declared, n = EvaluationDeclaration.from_bytes(parameters.declaration), run.event.step.records
+        if declared.models > 1 or declared.partly_labelled:
+            continue
+        released = EvaluationReply.from_bytes(StepRelease.from_bytes(replies[run.run_id]).payload)
+        correct = float(released.correct.to_numpy()[0])
+        accuracy, noise = min(max(correct / n, 0.0), 1.0), declared.correct_sigma / n
+        model, day = f"{parameters.graph_digest}{parameters.weights_digest}", run.receipt.entry.time[:10]
+        rounds[run.client, model].append(Round(day, model, n, float(n), True, accuracy, noise, run.epsilon))
+    said: dict[str, dict[str, Change]] = defaultdict(dict)
+    for (client, model), own in rounds.items():
+        if len(own) > 1 and (change := Change.between(own[0], own[-1])) is not None:
+            said[client][model[-64:]] = change
+    return said
