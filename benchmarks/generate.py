@@ -37,6 +37,7 @@ from dpswd.public_client.cli.options import key_values
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.pictures import write_sheet
 from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.generation.replayed import Replayed
 from dpswd.public_client.generation.scattering import computed
@@ -177,6 +178,8 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
     begun = time.monotonic()
     x, y, p = generator.draw(ROWS, seed)
     draw_seconds = time.monotonic() - begun
+    if arguments.sheets is not None:
+        write_sheet(generator, arguments.sheets / f"generate-{name}-{epsilon:g}.png", seed=seed)
     assert generator.labeller is not None
     once = replace(generator, tries=1)
     asked = replace(once, labeller=None).sample(AGREEING, seed)[1]
@@ -273,6 +276,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     records.options(parser, RESULTS, seeds=SEEDS)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where features are kept")
+    parser.add_argument("--sheets", type=Path, help="a folder for a sheet of each run's images")
     parser.add_argument("--only", help='one setting, such as "fashion 0.2"')
     parser.add_argument("--format", choices=("json", "text"), default="text")
     arguments = parser.parse_args()

@@ -21,7 +21,9 @@ from torch.nn import functional as F
 
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.replay.posterior import cosine
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 _SLOPE = 0.2
 _MOMENTS = (0.9, 0.99)  # of Adam
@@ -45,12 +47,12 @@ class ImageNetwork(nn.Module):
 
     def __init__(self, inputs: int, width: int, shape: tuple[int, int, int], *, low: float, high: float) -> None:
         super().__init__()
-        self.width, self.shape = width, shape
-        self.half = (-(-shape[1] // 2), -(-shape[2] // 2))
+        self.inputs, self.width, self.shape = inputs, width, shape
+        self.small = (-(-shape[1] // 2), -(-shape[2] // 2))
         self.middle, self.reach = 0.5 * (low + high), 0.5 * (high - low)
         self.coded = _to_code(inputs, _UNITS * width)
         self.dense = nn.Sequential(*_hidden(_CODE, _UNITS * width))
-        self.grow = nn.Linear(_UNITS * width, width * math.prod(self.half), bias=False)
+        self.grow = nn.Linear(_UNITS * width, width * math.prod(self.small), bias=False)
         self.norm = nn.BatchNorm2d(width)
         self.last = nn.Conv2d(width, 4 * shape[0], 5, padding=2)
 
@@ -60,7 +62,7 @@ class ImageNetwork(nn.Module):
 
     def decoded(self, code: Tensor) -> Tensor:
         """(b, 64) to (b, c h w)."""
-        (channels, *sides), (height, width) = self.shape, self.half
+        (channels, *sides), (height, width) = self.shape, self.small
         x = self.grow(self.dense(code)).reshape(-1, self.width, height, width)
         x = self.last(F.leaky_relu(self.norm(x), _SLOPE))
         # Four images, put between one another.
@@ -105,20 +107,18 @@ class Target:
     """What was released, and the moving means of what is drawn.
 
     Attributes:
-        seen: images to the first features (n, s), which take most of the time.
-        pixels: images to the others (n, d - s).
+        features: images to d features of norm 1/2; the shapes in front take most of the time.
         means: (C, d) of the classes as released.
         noise: the square that is expected between them and the records' own, over all classes.
         shares: (C,) of the classes.
         turn: (k, k) of the first k features before their second moments are taken.
         moments: (k, k) of all records, turned, as released.
         images: of each class and update.
-        looked: how many of them go through `seen`, and make the second moments.
+        looked: how many of them have their shapes computed, and make the second moments.
         weight: of the second moments.
     """
 
-    seen: Callable[[Tensor], Tensor]
-    pixels: Callable[[Tensor], Tensor]
+    features: Joint
     means: Tensor
     noise: float
     shares: Tensor
@@ -131,14 +131,11 @@ class Target:
     def loss(self, images: Tensor, moving: dict[str, Tensor], newest: float) -> tuple[Tensor, float]:
         """Of images (C, m, c, h, w): what is minimised, and the squared distance of the classes' moving means.
 
-        Args:
-            images: of an update.
-            moving: the moving means, which this brings forward.
-            newest: what this update's count in them.
+        These it brings forward; `newest` is what this update's count in them.
         """
         some = images[:, : self.looked]
-        seen = self.seen(some.flatten(0, 1)).unflatten(0, some.shape[:2])
-        pixels = self.pixels(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        seen = self.features.shapes(some.flatten(0, 1)).reshape(*some.shape[:2], -1) / RECORD_NORM
+        pixels = self.features.pixels(images.flatten(0, 1)).reshape(*images.shape[:2], -1) / RECORD_NORM
         weights = (self.shares * len(self.shares)).square()[:, None]
         means = torch.cat([seen.mean(dim=1), pixels.mean(dim=1)], dim=1)
         moving["means"].lerp_(means.detach(), newest)
@@ -173,7 +170,7 @@ def fit_network(
         shown: the network, a few times.
     """
     classes, each = len(target.means), target.images
-    latent = network.coded[0].in_features - classes
+    latent = network.inputs - classes
     kinds = torch.eye(classes, device=fitting.device).repeat_interleave(each, dim=0)
     optimizer = torch.optim.Adam(network.parameters(), lr=rate, betas=_MOMENTS)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / updates))

@@ -84,11 +84,15 @@ class Joint(nn.Module):
     """Three blocks of norm 1/2 at most beside each other, each by the root of its share of the squared norm."""
 
     def __init__(
-        self, seen: nn.Module, coordinates: nn.Module, waves: nn.Module, shares: tuple[float, float, float]
+        self, seen: nn.Module, coordinates: Coordinates, waves: nn.Module, shares: tuple[float, float, float]
     ) -> None:
         super().__init__()
         self.seen, self.coordinates, self.waves = seen, coordinates, waves
         self.roots = [math.sqrt(share) for share in shares]
+
+    def shapes(self, x: Tensor) -> Tensor:
+        """The first block."""
+        return torch.mul(self.seen(x), self.roots[0])
 
     def pixels(self, x: Tensor) -> Tensor:
         """The blocks that cost little: coordinates and waves."""
@@ -96,4 +100,4 @@ class Joint(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, d)."""
-        return torch.cat([self.seen(x) * self.roots[0], self.pixels(x)], dim=1)
+        return torch.cat([self.shapes(x), self.pixels(x)], dim=1)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.generation.generator import MAX_TRIES, Generator
@@ -28,7 +28,7 @@ from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.network import ImageNetwork, Target, fit_network
 from dpswd.public_client.generation.pixels import Coordinates, Joint, Waves, public_axes
 from dpswd.public_client.generation.procedural import procedural
-from dpswd.public_client.generation.scattering import OnSphere, computed, scattering_features
+from dpswd.public_client.generation.scattering import OnSphere, scattering_features
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of, shares_of
 from dpswd.public_client.plans.recipe import not_counts, not_positive
@@ -80,9 +80,9 @@ class Replayed(StatisticsGeneration):
     waves: int = 300
     latent: int = 16
     width: int = 16
-    pretraining: int = 600
-    updates: int = 1500
-    moments: float = 0.3
+    pretraining: int = 1200
+    updates: int = 2000
+    moments: float = 1.0
     images: int = 200
     looked: int = 40
     learning_rate: float = 4e-3
@@ -90,28 +90,14 @@ class Replayed(StatisticsGeneration):
     temperature: float = 4.0
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
-        counts = (
-            "axes",
-            "coordinates",
-            "waves",
-            "latent",
-            "width",
-            "pretraining",
-            "updates",
-            "images",
-            "looked",
-            "tries",
-        )
         problems = [
             *super().problems(),
-            *not_counts(self, *counts),
+            *not_counts(self, "axes", "coordinates", "waves", "latent", "width", "pretraining", "updates"),
+            *not_counts(self, "images", "looked", "tries"),
             *not_positive(self, "power", "moments", "temperature", "learning_rate"),
         ]
         if type(self.tries) is int and self.tries > MAX_TRIES:
             problems.append(f"tries is {self.tries}; allowed are 1 to {MAX_TRIES}")
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
         return problems
 
     def features(self, description: Description) -> nn.Module:
@@ -136,7 +122,6 @@ class Replayed(StatisticsGeneration):
         return joint.requires_grad_(False).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
         assert isinstance(features, Joint), "this method made it"
         return self.fitted(self.read(run, fitting), features, _image(run.plan.record_shape), fitting)
 
@@ -175,13 +160,8 @@ class Replayed(StatisticsGeneration):
             shown=None if preview is None else lambda trained: preview(made(trained)),
         )
         generator = made(network)
-
-        def released(records: Tensor) -> Tensor:
-            return computed(features.seen, records.to(fitting.device)).cpu() / RECORD_NORM  # u, |u| <= 1
-
-        return generator.with_facts(
-            {"marginals": marginals(generator.on(fitting.device), shapes, released, seed=fitting.seed)}
-        )
+        rows = marginals(generator.on(fitting.device), shapes, features.seen, fitting)
+        return generator.with_facts({"marginals": rows})
 
     def _target(self, statistics: ClassSums, features: Joint, width: int, device: torch.device) -> Target:
         """Of features of norm 1, where a class's weight is that of its records."""
@@ -198,10 +178,8 @@ class Replayed(StatisticsGeneration):
         turn = (vectors * values.clamp(min=edge) ** -_WHITENED) @ vectors.T
         turn = turn / (turn @ moments @ turn).norm().sqrt()
         each = max(_LEAST_OF_A_CLASS, -(-self.images // classes))
-        root = features.roots[0] / RECORD_NORM
         return Target(
-            seen=lambda x: features.seen(x) * root,
-            pixels=lambda x: features.pixels(x) / RECORD_NORM,
+            features=features,
             means=torch.from_numpy(means).float().to(device),
             noise=classes * means.shape[1] * variance,
             shares=torch.from_numpy(shares).float().to(device),
