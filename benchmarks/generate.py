@@ -1,4 +1,4 @@
-"""Synthetic records of MNIST and Fashion-MNIST from one release: what classifiers learn from them.
+"""Synthetic records of MNIST, Fashion-MNIST and digits from one release: what classifiers learn from them.
 
     python -m benchmarks.generate run --data-dir ../shared/data --fashion-dir /usr/share/datasets/fashion-mnist
     python -m benchmarks.generate summary
@@ -8,8 +8,9 @@ needs mnist.npz in the first folder and the four idx files of Debian's dataset-f
 half is the hospital's; a run fits the generator to one release, draws 60,000 records, trains logistic regression, MLP
 and CNN on them with the settings below, and looks at the 10,000 test images once. Which classifiers, how long, and the
 method's settings were fixed before on the training halves (docs/studies.md says how): with --held-out the last
-10,000 training images take the test images' place, and the hospital holds the others. Runs of --results are not
-repeated; --only "fashion 1" makes one setting's alone. Processes side by side need a file of results each (--results).
+10,000 training images take the test images' place, and the hospital holds the others. Nothing is chosen by digits.
+Runs of --results are not repeated; --only "fashion 1" makes one setting's alone. Processes side by side need a file of
+results each (--results).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from dpswd.public_client.cli.options import key_values
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.pictures import write_sheet
 from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.generation.replayed import Replayed
 from dpswd.public_client.generation.scattering import computed
@@ -50,7 +52,9 @@ CACHE = Path.home() / ".cache" / "dpswd-benchmarks"
 DELTA, ROWS = 1e-5, 60_000
 AGREEING = 2_000
 """Rows of which it is seen whether the discriminant gives them the class that was asked for."""
-EPSILONS, SEEDS = (1.0, 0.2, 10.0), (0, 1, 2)
+NAMES, EPSILONS, SEEDS = ("mnist", "fashion", "digits"), (1.0, 0.2, 10.0), (0, 1, 2)
+DIGITS = 500
+"""Of scikit-learn's, that are looked at once."""
 IMAGES = 10_000
 """Whose distance to real ones is taken."""
 EPOCHS, BATCH, PEAK = 10, 100, 3e-3
@@ -116,7 +120,9 @@ def accuracy(scores: Callable[[Tensor], Tensor], x: Tensor, labels: npt.NDArray[
 
 def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, npt.NDArray[np.int64]]]:
     """Training and test images (n, 1, 28, 28) in [0, 1], and labels."""
-    if name == "mnist":
+    if name == "digits":
+        held = _digits()
+    elif name == "mnist":
         with np.load(arguments.data_dir / "mnist.npz", allow_pickle=False) as archive:
             held = {part: (archive[f"x_{part}"], archive[f"y_{part}"]) for part in ("train", "test")}
     else:
@@ -133,6 +139,18 @@ def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, np
         x, y = parts["train"]
         parts = {"train": (x[:-HELD_OUT], y[:-HELD_OUT]), "test": (x[-HELD_OUT:], y[-HELD_OUT:])}
     return parts
+
+
+def _digits() -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
+    """Scikit-learn's, brought from 8 x 8 to 28 x 28: 1,297 of the hospital, and 500 others."""
+    from sklearn.datasets import load_digits
+
+    whole_set = load_digits()
+    rows = np.random.default_rng(0).permutation(len(whole_set.target))
+    small = torch.from_numpy(whole_set.images[rows] / 16.0)[:, None]
+    x = nn.functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)[:, 0].clamp(0.0, 1.0)
+    images, labels = (x * 255.0).round().numpy().astype(np.uint8), whole_set.target[rows]
+    return {"train": (images[:-DIGITS], labels[:-DIGITS]), "test": (images[-DIGITS:], labels[-DIGITS:])}
 
 
 def _idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -177,6 +195,8 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
     begun = time.monotonic()
     x, y, p = generator.draw(ROWS, seed)
     draw_seconds = time.monotonic() - begun
+    if arguments.sheets is not None:
+        write_sheet(generator, arguments.sheets / f"generate-{name}-{epsilon:g}.png", seed=seed)
     assert generator.labeller is not None
     once = replace(generator, tries=1)
     asked = replace(once, labeller=None).sample(AGREEING, seed)[1]
@@ -227,7 +247,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
     means = {}
     default = Replayed(low=0.0, high=1.0).to_json()
     runs = [one for one in runs if one["method"] == default]
-    for name, epsilon in itertools.product(("mnist", "fashion"), EPSILONS):
+    for name, epsilon in itertools.product(NAMES, EPSILONS):
         for figure, key in FIGURES.items():
             own = [_figure(one, key) for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
             if own:
@@ -247,7 +267,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         f"| data | epsilon | seeds | {' | '.join(heads)} | class as asked | Fréchet distance |",
         "|---|---|---|" + "---|" * (len(heads) + 2),
     ]
-    for name, epsilon in itertools.product(("mnist", "fashion"), EPSILONS):
+    for name, epsilon in itertools.product(NAMES, EPSILONS):
         if own := [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]:
             cells = [_cell(own, kind) for kind in heads]
             cells += [_cell(own, "agreeing"), _cell(own, "frechet")]
@@ -273,6 +293,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     records.options(parser, RESULTS, seeds=SEEDS)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where features are kept")
+    parser.add_argument("--sheets", type=Path, help="a folder for a sheet of each run's images")
     parser.add_argument("--only", help='one setting, such as "fashion 0.2"')
     parser.add_argument("--format", choices=("json", "text"), default="text")
     arguments = parser.parse_args()
@@ -287,7 +308,9 @@ def main() -> None:
                 {"data": name, "epsilon": epsilon, "seed": seed, "method": method},
                 functools.partial(run, name, epsilon, seed, arguments),
             )
-            for seed, epsilon, name in itertools.product(arguments.seeds, EPSILONS, ("mnist", "fashion"))
+            for seed, epsilon, name in itertools.product(
+                arguments.seeds, EPSILONS, NAMES[: 2 if arguments.held_out else 3]
+            )
             if arguments.only in (None, f"{name} {epsilon:g}")
         )
         return

@@ -34,7 +34,7 @@ from dpswd.public_client.generation import generation_kinds
 
 RESULTS = Path(__file__).parent / "results" / "generate-fid.json"
 IMAGES, EPSILONS = 10_000, (10.0, 1.0, 0.2)
-PUBLIC = {"mnist": "USPS", "fashion": "MNIST"}
+PUBLIC = {"mnist": "USPS", "fashion": "MNIST", "digits": "USPS"}
 """What the network was trained on, by data."""
 FLOOR = "real training images"
 METHODS = ("gaussian",)
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("command", choices=("run", "summary"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--fashion-dir", type=Path)
-    parser.add_argument("--data", nargs="+", choices=tuple(PUBLIC), default=tuple(PUBLIC))
+    parser.add_argument("--data", nargs="+", choices=tuple(PUBLIC), default=("mnist", "fashion"))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     records.options(parser, RESULTS, seeds=(0,))

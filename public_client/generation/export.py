@@ -75,13 +75,7 @@ def card_of(path: Path) -> Path:
 
 
 def card_text(facts: Mapping[str, Any], *, rows: int, seed: int) -> str:
-    """The data card, in Markdown.
-
-    Args:
-        facts: of the generator.
-        rows: that were drawn.
-        seed: of the draw.
-    """
+    """The data card of so many rows, in Markdown."""
     cost = facts.get("guarantee", {})
     method = dict(facts.get("method", {}))
     lines = [

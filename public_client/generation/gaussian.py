@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
-from dpswd.public_client.generation.scaled import Scaled
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import classes_of
 from dpswd.public_client.plans.recipe import not_positive
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 MOST_VALUES = 1024
 """Of a record: its second moments take 4 MB then, and their eigenvectors a second."""
@@ -45,11 +45,7 @@ class Gaussian(StatisticsGeneration):
     typical: float = 0.4
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
-        problems = [*super().problems(), *not_positive(self, "typical")]
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
-        return problems
+        return [*super().problems(), *not_positive(self, "typical")]
 
     def features(self, description: Description) -> nn.Module:
         """See `GenerationMethod`: the values themselves, on the scale of the clip."""
@@ -62,7 +58,6 @@ class Gaussian(StatisticsGeneration):
         return Scaled(self.low, self.high, self.typical * math.sqrt(values)).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
         assert isinstance(features, Scaled), "this method made it"
         laws = classes_of(self.read(run, fitting))
         values, vectors = np.linalg.eigh(laws.covariance)
@@ -73,10 +68,28 @@ class Gaussian(StatisticsGeneration):
             decoder.weight.copy_(torch.from_numpy(np.hstack([spread, laws.means.T]) * unit))
             decoder.bias.fill_(self.low)
         return Generator.of(
-            decoder,
-            latent=spread.shape[0],
-            record_shape=run.plan.record_shape,
-            shares=laws.shares,
-            low=self.low,
-            high=self.high,
-        )
+            decoder, latent=spread.shape[0], record_shape=run.plan.record_shape, shares=laws.shares,
+            low=self.low, high=self.high,
+        )  # fmt: skip
+
+
+class Scaled(nn.Module):
+    """Records flat, low at 0, brought to a norm where theirs is `typical` times the range.
+
+    Args:
+        low: least value of a record.
+        high: largest.
+        typical: norm of a typical record's values less low, in units of high - low.
+        norm: to which it is brought; by default the clip norm.
+    """
+
+    def __init__(self, low: float, high: float, typical: float, *, norm: float = RECORD_NORM) -> None:
+        super().__init__()
+        self.low, self.typical = low, typical
+        self.gain = norm / ((high - low) * typical)
+        self.flat = nn.Flatten()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, ...) to (b, values)."""
+        flat: Tensor = self.flat((x - self.low) * self.gain)
+        return flat

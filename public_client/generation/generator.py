@@ -114,9 +114,8 @@ class Generator:
         record_shape: tuple[int, ...],
         shares: npt.NDArray[np.float64] | tuple[float, ...],
         labeller: nn.Module | None = None,
-        low: float | None = None, high: float | None = None, tries: int = 1, temperature: float = 1.0,
-        schema: Schema | None = None, chosen_labels: bool = True,
-    ) -> Generator:  # fmt: skip
+        **law: Any,
+    ) -> Generator:
         """From modules in evaluation mode, which are traced.
 
         Args:
@@ -124,13 +123,8 @@ class Generator:
             latent: k.
             record_shape: of one record.
             shares: (C,) of the classes; brought to the sum of 1.
-            labeller: see the class, as for all that follows.
-            low: see the class.
-            high: see the class.
-            tries: see the class.
-            temperature: see the class.
-            schema: see the class.
-            chosen_labels: see the class.
+            labeller: see the class.
+            law: likewise, all that follows.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -147,8 +141,8 @@ class Generator:
             record_shape=tuple(record_shape),
             shares=tuple(float(share) / total for share in shares),
             labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
-            low=low, high=high, tries=tries, temperature=temperature, schema=schema, chosen_labels=chosen_labels,
-        )  # fmt: skip
+            **law,
+        )
 
     def on(self, device: torch.device) -> Generator:
         """The same generator that draws on a device; what is drawn is on the CPU, and the same but for rounding."""
@@ -262,11 +256,7 @@ def _drawn_of(probabilities: Tensor, own: torch.Generator) -> Tensor:
 
 
 def load_generator(path: str | Path, *, device: str = "cpu") -> Generator:
-    """Reads what `Generator.save` wrote; the file may come from anybody, and no code of it is run.
-
-    Args:
-        path: the file.
-        device: "auto", "cpu" or "cuda".
+    """Reads what `Generator.save` wrote, onto "auto", "cpu" or "cuda"; no code of the file is run, whoever made it.
 
     Raises:
         DataInvalid: the file is something else; the message says what does not hold.

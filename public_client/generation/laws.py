@@ -44,9 +44,9 @@ class Law:
     weight: Tensor
     bias: Tensor
 
-    def on(self, device: torch.device) -> Law:
-        """The same on a device."""
-        return Law(self.weight.to(device), self.bias.to(device))
+    def cpu(self) -> Law:
+        """The same on the CPU."""
+        return Law(self.weight.cpu(), self.bias.cpu())
 
 
 @dataclass(frozen=True, eq=False)

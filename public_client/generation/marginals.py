@@ -6,14 +6,16 @@ as released, the deviation of the noise on it, and as drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import nn
 
 from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.method import Fitting
+from dpswd.public_client.generation.scattering import computed
 from dpswd.public_client.methods.statistics_head import ClassSums, shares_of
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 FEATURES = 8
 """Of each class: those in front, along which public records vary most."""
@@ -21,18 +23,18 @@ _DRAWN = 2000
 
 
 def marginals(
-    generator: Generator, statistics: ClassSums, features: Callable[[Tensor], Tensor], *, seed: int
+    generator: Generator, statistics: ClassSums, features: nn.Module, fitting: Fitting
 ) -> list[dict[str, Any]]:
     """Of each class and figure: class, what, released, deviation of the noise on it, drawn.
 
     Args:
         generator: fitted to it.
         statistics: what was released.
-        features: records (n, ...) to features u (n, d) on the release's scale, |u| <= 1.
-        seed: of the draw.
+        features: records (n, ...) to features (n, d) of norm 1/2.
+        fitting: where it was fitted, and by which seed.
     """
-    records, labels = generator.sample(_DRAWN, seed)
-    u, y = features(records).numpy(), labels.numpy()
+    records, labels = generator.sample(_DRAWN, fitting.seed)
+    u, y = computed(features, records.to(fitting.device)).cpu().numpy() / RECORD_NORM, labels.numpy()
     classes, n = len(statistics.counts), statistics.records
     shares = shares_of(statistics)
     sums = statistics.features + statistics.total / classes

@@ -61,18 +61,17 @@ class GenerationMethod(Recipe):
 
     def problems(self) -> list[str]:
         """Settings that are out of range, in words."""
-        return []
+        low, high = (getattr(self, name, bound) for name, bound in (("low", 0.0), ("high", 1.0)))
+        if math.isfinite(low) and math.isfinite(high) and low < high:
+            return []
+        return [f"low is {low!r} and high {high!r}; low must be below high, both finite"]
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         """See `Recipe`."""
         return "nothing of the team's: a generator of labelled records is fitted, and more rows of it cost nothing"
 
     def disagreements(self, description: Description) -> list[str]:
-        """Where the hospital declares its records otherwise than these settings take them to be, in words.
-
-        Args:
-            description: of the data set, with its data contract.
-        """
+        """Where the hospital declares its records otherwise than these settings take them to be, in words."""
         bounds = description.contract.bounds(description.record_shape)
         own = [float(getattr(self, name)) for name in ("low", "high") if hasattr(self, name)]
         if bounds is None or not own:
@@ -87,20 +86,12 @@ class GenerationMethod(Recipe):
     def features(self, description: Description) -> nn.Module:
         """What private records go through at the curator, in evaluation mode and of the closed vocabulary.
 
-        Args:
-            description: of the data set.
-
         Raises:
             InvalidValue: the method has none for such records; the team's own extractor is needed, or another method.
         """
 
     def wrapped(self, extractor: nn.Module, description: Description) -> nn.Module:
-        """What private records go through where the team brings its own extractor: by default that alone.
-
-        Args:
-            extractor: the team's, in evaluation mode.
-            description: of the data set.
-        """
+        """What private records go through where the team brings its own extractor: by default that alone."""
         return extractor
 
     def open(self, curator: Curator, plan: Plan, features: nn.Module, store: Checkpoint | None) -> Release[Any]:

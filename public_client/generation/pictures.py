@@ -23,11 +23,7 @@ def is_image(record_shape: tuple[int, ...]) -> bool:
 
 
 def grey_values(generator: Generator, records: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """(n, h, w) or (n, h, w, 3), 0 to 255, from the generator's least value to its largest.
-
-    Args:
-        generator: whose records these are.
-        records: (n, c, h, w).
+    """Its records (n, c, h, w) as (n, h, w) or (n, h, w, 3), 0 to 255, from its least value to its largest.
 
     Raises:
         InvalidValue: they are no images.
@@ -42,12 +38,7 @@ def grey_values(generator: Generator, records: npt.NDArray[np.float32]) -> npt.N
 
 
 def sheet(generator: Generator, *, seed: int = 0) -> bytes:
-    """A PNG with ten drawn images of each class; of a class that is drawn more rarely, fewer.
-
-    Args:
-        generator: of images.
-        seed: of the draw.
-    """
+    """A PNG with ten drawn images of each class; of a class that is drawn more rarely, fewer."""
     from PIL import Image
 
     records, labels = generator.sample(_DRAWN, seed)

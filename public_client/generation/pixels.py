@@ -1,11 +1,11 @@
 """Public features of an image's pixels, beside those of its shapes: three blocks of one record, each of its own norm.
 
-The sum over records of e_y (x) [seen, waves, pairs] is one release of class statistics:
+The sum over records of e_y (x) [seen, coordinates, waves] is one release of class statistics, with all second moments:
 
 * seen: a scattering on one norm (`scattering`), or the team's own features: what labels are known by;
+* coordinates: of an image along the largest axes of procedural images: means and covariances of its pixels;
 * waves: cosines and sines of random directions at three scales. Their class sums are the class's characteristic
-  function at these places, hence its mean under Gaussian kernels of three widths (Rahimi and Recht 2007; DP-MERF);
-* pairs: products of an image's coordinates along the largest axes of procedural images, hence a class's second moments.
+  function at these places, hence its mean under Gaussian kernels of three widths (Rahimi and Recht 2007; DP-MERF).
 """
 
 from __future__ import annotations
@@ -47,32 +47,25 @@ class Waves(nn.Module):
         return torch.cos(self.angles(self.flat((x - self.middle) * self.reach))) * self.gain
 
 
-class Pairs(nn.Module):
-    """Products v_i v_j, i <= j, of k coordinates clipped to norm 1; those of i < j times the root of 2; norm 1/2.
+class Coordinates(nn.Module):
+    """Coordinates of an image along k axes, of norm 1/2 at most: longer ones are shortened.
 
     Args:
         axes: (k, values).
-        centre: (values,) of v = 0.
+        centre: (values,) of all coordinates 0.
     """
 
     def __init__(self, axes: Tensor, centre: Tensor) -> None:
         super().__init__()
-        first, second = torch.triu_indices(len(axes), len(axes))
-        one = torch.eye(len(axes))
-        root = torch.where(first == second, 1.0, math.sqrt(2.0)) * RECORD_NORM
         self.flat, self.axes = nn.Flatten(), nn.Linear(axes.shape[1], len(axes))
-        self.first, self.second = (nn.Linear(len(axes), len(first), bias=False) for _ in range(2))
         with torch.no_grad():
             self.axes.weight.copy_(axes)
             self.axes.bias.copy_(-(axes @ centre))
-            self.first.weight.copy_(one[first] * root[:, None])
-            self.second.weight.copy_(one[second])
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, h, w) to (b, k (k + 1) / 2)."""
-        v = F.normalize(self.axes(self.flat(x)), dim=1, eps=1.0)  # shrinks what is longer than 1
-        products: Tensor = self.first(v) * self.second(v)
-        return products
+        """(b, c, h, w) to (b, k)."""
+        shortened: Tensor = F.normalize(self.axes(self.flat(x)), dim=1, eps=1.0) * RECORD_NORM
+        return shortened
 
 
 @functools.cache
@@ -90,15 +83,21 @@ def public_axes(
 class Joint(nn.Module):
     """Three blocks of norm 1/2 at most beside each other, each by the root of its share of the squared norm."""
 
-    def __init__(self, seen: nn.Module, waves: nn.Module, pairs: nn.Module, shares: tuple[float, float, float]) -> None:
+    def __init__(
+        self, seen: nn.Module, coordinates: Coordinates, waves: nn.Module, shares: tuple[float, float, float]
+    ) -> None:
         super().__init__()
-        self.seen, self.waves, self.pairs = seen, waves, pairs
+        self.seen, self.coordinates, self.waves = seen, coordinates, waves
         self.roots = [math.sqrt(share) for share in shares]
 
+    def shapes(self, x: Tensor) -> Tensor:
+        """The first block."""
+        return torch.mul(self.seen(x), self.roots[0])
+
     def pixels(self, x: Tensor) -> Tensor:
-        """The blocks that cost little: waves and pairs."""
-        return torch.cat([self.waves(x) * self.roots[1], self.pairs(x) * self.roots[2]], dim=1)
+        """The blocks that cost little: coordinates and waves."""
+        return torch.cat([self.coordinates(x) * self.roots[1], self.waves(x) * self.roots[2]], dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, d)."""
-        return torch.cat([self.seen(x) * self.roots[0], self.pixels(x)], dim=1)
+        return torch.cat([self.shapes(x), self.pixels(x)], dim=1)

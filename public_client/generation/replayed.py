@@ -6,7 +6,7 @@ is post-processing:
 
 * the classes' normal laws in the shapes' features, each number shrunk by the known noise on it, and their linear
   discriminant (`dpswd.public_client.methods.statistics_head`): it labels whatever is drawn;
-* a small convolutional network, fitted until what it draws has the released class sums (`network`).
+* a small convolutional network, fitted until what it draws has the released sums and second moments (`network`).
 
 An image whose label is not the class that it was drawn for is drawn again. No public image of the same kind is needed.
 """
@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.generation.generator import MAX_TRIES, Generator
 from dpswd.public_client.generation.marginals import marginals
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.network import ImageNetwork, Target, fit_network
-from dpswd.public_client.generation.pixels import Joint, Pairs, Waves, public_axes
-from dpswd.public_client.generation.scattering import OnSphere, computed, scattering_features
+from dpswd.public_client.generation.pixels import Coordinates, Joint, Waves, public_axes
+from dpswd.public_client.generation.procedural import procedural
+from dpswd.public_client.generation.scattering import OnSphere, scattering_features
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of, shares_of
 from dpswd.public_client.plans.recipe import not_counts, not_positive
@@ -36,8 +36,11 @@ from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 
-SHARES = (0.4, 0.4, 0.2)
-"""Of the squared norm of a record: of its shapes, its waves and its pairs."""
+SHARES = (0.35, 0.3, 0.35)
+"""Of the squared norm of a record: of its shapes, its coordinates and its waves."""
+_WHITENED = 0.25
+"""The power of the second moments by whose inverse they are turned: their small directions count too."""
+_PUBLIC = 6_000  # procedural images of the pretraining
 _LEAST_SIDE, _MOST_SIDE = 8, 64  # pixels; larger images need more axes than a release carries
 _LEAST_OF_A_CLASS = 8
 """Images of an update."""
@@ -52,11 +55,13 @@ class Replayed(StatisticsGeneration):
         high: white; drawn values lie between them.
         axes: of the shapes' features.
         power: of an axis's variance over procedural images, by which it is divided.
+        coordinates: of the pixels, along axes of procedural images.
         waves: random directions of the pixels, over three scales.
-        coordinates: of the pixels, whose products are released.
         latent: dimension of what an image is drawn from.
-        width: of the network; channels are 4 and 2 times as many.
+        width: of the network.
+        pretraining: updates of the network on procedural images.
         updates: of the network; they cost nothing.
+        moments: weight of the second moments beside the classes' means.
         images: of an update.
         looked: of them whose shapes are computed, which takes most of the time.
         learning_rate: at the start.
@@ -71,11 +76,13 @@ class Replayed(StatisticsGeneration):
     high: float = 1.0
     axes: int = 200
     power: float = 0.3
-    waves: int = 450
-    coordinates: int = 28
+    coordinates: int = 200
+    waves: int = 300
     latent: int = 16
     width: int = 16
-    updates: int = 1500
+    pretraining: int = 1200
+    updates: int = 2000
+    moments: float = 1.0
     images: int = 200
     looked: int = 40
     learning_rate: float = 4e-3
@@ -83,21 +90,18 @@ class Replayed(StatisticsGeneration):
     temperature: float = 4.0
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
-        counts = ("axes", "waves", "coordinates", "latent", "width", "updates", "images", "looked", "tries")
         problems = [
             *super().problems(),
-            *not_counts(self, *counts),
-            *not_positive(self, "power", "temperature", "learning_rate"),
+            *not_counts(self, "axes", "coordinates", "waves", "latent", "width", "pretraining", "updates"),
+            *not_counts(self, "images", "looked", "tries"),
+            *not_positive(self, "power", "moments", "temperature", "learning_rate"),
         ]
         if type(self.tries) is int and self.tries > MAX_TRIES:
             problems.append(f"tries is {self.tries}; allowed are 1 to {MAX_TRIES}")
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high, both finite")
         return problems
 
     def features(self, description: Description) -> nn.Module:
-        """See `GenerationMethod`: a scattering on the axes of procedural images, with waves and pairs of the pixels."""
+        """See `GenerationMethod`: a scattering on axes of procedural images, and coordinates and waves of pixels."""
         shape = _image(description.record_shape)
         # A copy: the numbers are shared by all calls of a process, and a resumed run may load others.
         return self._joint(
@@ -114,11 +118,10 @@ class Replayed(StatisticsGeneration):
 
     def _joint(self, seen: nn.Module, shape: tuple[int, int, int]) -> Joint:
         own = public_axes(shape, low=self.low, high=self.high, count=self.coordinates, power=self.power)
-        joint = Joint(seen, Waves(shape, self.low, self.high, self.waves), Pairs(*own), SHARES)
+        joint = Joint(seen, Coordinates(*own), Waves(shape, self.low, self.high, self.waves), SHARES)
         return joint.requires_grad_(False).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
         assert isinstance(features, Joint), "this method made it"
         return self.fitted(self.read(run, fitting), features, _image(run.plan.record_shape), fitting)
 
@@ -134,6 +137,11 @@ class Replayed(StatisticsGeneration):
         classes = len(laws.shares)
         torch.manual_seed(fitting.seed)
         network = ImageNetwork(self.latent + classes, self.width, shape, low=self.low, high=self.high)
+        network = network.to(fitting.device)
+        if fitting.store is None or fitting.store.read("fit") is None:
+            own = torch.Generator().manual_seed(fitting.seed)
+            public = procedural(_PUBLIC, shape, low=self.low, high=self.high, generator=own)
+            network.pretrain(public.to(fitting.device), updates=self.pretraining, own=own)
         labeller = nn.Sequential(copy.deepcopy(features.seen).cpu(), _head(laws))
 
         def made(trained: nn.Module) -> Generator:
@@ -144,41 +152,42 @@ class Replayed(StatisticsGeneration):
 
         preview = fitting.preview
         fit_network(
-            network.to(fitting.device),
-            self._targets(statistics, features, width, fitting.device),
+            network,
+            self._target(statistics, features, width, fitting.device),
             updates=self.updates,
             rate=self.learning_rate,
             fitting=fitting,
             shown=None if preview is None else lambda trained: preview(made(trained)),
         )
         generator = made(network)
+        rows = marginals(generator.on(fitting.device), shapes, features.seen, fitting)
+        return generator.with_facts({"marginals": rows})
 
-        def released(records: Tensor) -> Tensor:
-            return computed(features.seen, records.to(fitting.device)).cpu() / RECORD_NORM  # u, |u| <= 1
-
-        return generator.with_facts(
-            {"marginals": marginals(generator.on(fitting.device), shapes, released, seed=fitting.seed)}
-        )
-
-    def _targets(
-        self, statistics: ClassSums, features: Joint, width: int, device: torch.device
-    ) -> tuple[Target, Target]:
-        """Of the shapes and of the pixels, as features of norm 1, where a class's weight is that of its records."""
+    def _target(self, statistics: ClassSums, features: Joint, width: int, device: torch.device) -> Target:
+        """Of features of norm 1, where a class's weight is that of its records."""
+        assert statistics.moments is not None, "always released"
         shares = shares_of(statistics)
-        classes, sizes = len(shares), torch.from_numpy(shares * statistics.records)
-        means = torch.from_numpy(statistics.features + statistics.total / classes) / sizes[:, None]
-        variance = (statistics.feature_variance + statistics.total_variance / classes**2) / sizes.square()
-        weights, root = torch.from_numpy((shares * classes) ** 2), features.roots[0]
+        classes, records = len(shares), statistics.records
+        means = (statistics.features + statistics.total / classes) / (shares * records)[:, None]
+        variance = (statistics.feature_variance + statistics.total_variance / classes**2) * (classes / records) ** 2
+        first = width + features.coordinates.axes.out_features
+        moments = torch.from_numpy(statistics.moments[:first, :first]) / records
+        values, vectors = torch.linalg.eigh(moments)
+        # Noise on a symmetric matrix spreads its eigenvalues over twice its deviation times the root of its side.
+        edge = 2.0 * math.sqrt(first * statistics.moment_variance) / records
+        turn = (vectors * values.clamp(min=edge) ** -_WHITENED) @ vectors.T
+        turn = turn / (turn @ moments @ turn).norm().sqrt()
         each = max(_LEAST_OF_A_CLASS, -(-self.images // classes))
-        looked = min(each, max(2, -(-self.looked // classes)))
-
-        def target(own: Tensor, images: int, compute: Callable[[Tensor], Tensor]) -> Target:
-            own, noise, weight = (one.float().to(device) for one in (own, variance * own.shape[1], weights))
-            return Target(lambda x: compute(x) / RECORD_NORM, own, noise, weight, images)
-
-        return (
-            target(means[:, :width], looked, lambda x: features.seen(x) * root),
-            target(means[:, width:], each, features.pixels),
+        return Target(
+            features=features,
+            means=torch.from_numpy(means).float().to(device),
+            noise=classes * means.shape[1] * variance,
+            shares=torch.from_numpy(shares).float().to(device),
+            turn=turn.float().to(device),
+            moments=(turn @ moments @ turn).float().to(device),
+            images=each,
+            looked=min(each, max(2, -(-self.looked // classes))),
+            weight=self.moments,
         )
 
 

@@ -25,12 +25,7 @@ _ROWS = 10  # of records that are no images
 
 
 def report_page(generator: Generator, *, seed: int = 0) -> str:
-    """The page, as HTML.
-
-    Args:
-        generator: with its facts.
-        seed: of the drawn samples.
-    """
+    """The page, as HTML."""
     facts = generator.facts
     parts = [
         f"<h1>A generator of {html.escape(str(facts.get('data_set', 'records')))}</h1>",

@@ -27,11 +27,9 @@ class StatisticsGeneration(GenerationMethod):
 
     @property
     def mechanism(self) -> AnyMechanism:
-        """See `Recipe`."""
         return CLASS_STATISTICS
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`."""
         return _RELEASED.declaration(run)
 
     def read(self, run: Release[Any], fitting: Fitting) -> ClassSums:

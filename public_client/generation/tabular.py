@@ -54,7 +54,6 @@ class Tabular(StatisticsGeneration):
     label_deviation: float = 1.0
 
     def problems(self) -> list[str]:
-        """See `GenerationMethod`."""
         return [
             *super().problems(),
             *not_counts(self, "fitted_rows", "updates"),
@@ -62,12 +61,10 @@ class Tabular(StatisticsGeneration):
         ]
 
     def to_json(self) -> dict[str, object]:
-        """See `Recipe`."""
         return super().to_json() | {"schema": None if self.schema is None else self.schema.to_json()}
 
     @classmethod
     def from_json(cls, values: dict[str, object]) -> Tabular:
-        """See `Recipe`."""
         given = values.get("schema")
         schema = Schema.from_json(given) if isinstance(given, dict) else given
         return super().from_json(values | {"schema": schema})
@@ -88,7 +85,6 @@ class Tabular(StatisticsGeneration):
         return Bins(schema).eval()
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`."""
         return self.fitted(self.read(run, fitting), fitting)
 
     def fitted(self, released: ClassSums, fitting: Fitting) -> Generator:
@@ -105,14 +101,10 @@ class Tabular(StatisticsGeneration):
             scores.weight.copy_(of_label.weight * (math.sqrt(len(schema.columns)) / RECORD_NORM))
             scores.bias.copy_(of_label.bias)
         return Generator.of(
-            Drawing(schema, laws, classes=len(released.counts)),
-            latent=2 * len(schema.columns),
-            record_shape=(len(schema.columns),),
-            shares=shares_of(released),
+            Drawing(schema, laws, classes=len(released.counts)), latent=2 * len(schema.columns), schema=schema,
+            record_shape=(len(schema.columns),), shares=shares_of(released), chosen_labels=False,
             labeller=nn.Sequential(Bins(schema), scores),
-            chosen_labels=False,
-            schema=schema,
-        )
+        )  # fmt: skip
 
     def _schema(self) -> Schema:
         if self.schema is None:
@@ -128,10 +120,7 @@ class Tabular(StatisticsGeneration):
         assert released.moments is not None, "this method asks for them"
         pairs = released.moments * m / n  # (d, d): share of bin and bin
         bins, bins_noise = released.total * math.sqrt(m) / n, released.total_variance * m / n**2
-        spans = [
-            slice(start, start + len(column.bounds))
-            for start, column in zip(schema.starts, schema.columns, strict=True)
-        ]
+        spans = [slice(at, at + len(one.bounds)) for at, one in zip(schema.starts, schema.columns, strict=True)]
         rows = torch.zeros((self.fitted_rows, schema.width), device=place)
         own, laws = torch.Generator().manual_seed(fitting.seed), {}
         # Many bins first: what is known of them is least, and least of it is asked before anything else is drawn.
@@ -147,12 +136,12 @@ class Tabular(StatisticsGeneration):
                 chances = torch.softmax(rows[:, before] @ law.weight.T + law.bias, dim=1)
                 drawn = torch.multinomial(chances.cpu(), 1, generator=own)[:, 0].to(place)
                 rows[torch.arange(len(rows), device=place), schema.starts[column] + drawn] = 1.0
-                laws[column] = law.on(torch.device("cpu"))
+                laws[column] = law.cpu()
                 bar.advance(f"column {schema.columns[column].name}")
             target = ReleasedShares(shares, released.count_variance / n**2, labels, label_noise, n)
             of_label = solved(target, rows, deviation=self.label_deviation, updates=self.updates)
             bar.advance("label")
-        return laws, of_label.on(torch.device("cpu"))
+        return laws, of_label.cpu()
 
 
 class Bins(nn.Module):
@@ -160,10 +149,9 @@ class Bins(nn.Module):
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()
-        rows, thresholds, spread = [], [], []
         total, at = sum(len(column.cuts) for column in schema.columns), 0
-        ones = torch.zeros(schema.width)
-        matrix = torch.zeros((schema.width, max(1, total)))
+        ones, matrix = torch.zeros(schema.width), torch.zeros((schema.width, max(1, total)))
+        rises, falls = torch.zeros((max(1, total), len(schema.columns))), torch.zeros(max(1, total))
         for place, (start, column) in enumerate(zip(schema.starts, schema.columns, strict=True)):
             bounds = column.bounds
             gaps = [b[0] - a[1] for a, b in pairwise(bounds)]
@@ -172,9 +160,7 @@ class Bins(nn.Module):
             scale = 1e5 / min([*(gap for gap in gaps if gap > 0.0), *widths, 1e30])
             ones[start] = 1.0  # of the first bin: 1 less the first step
             for number, cut in enumerate(column.cuts):
-                rows.append(place)
-                thresholds.append(cut)
-                spread.append(scale)
+                rises[at, place], falls[at] = scale, -scale * cut
                 matrix[start + number, at] -= 1.0
                 matrix[start + number + 1, at] += 1.0
                 at += 1
@@ -183,11 +169,8 @@ class Bins(nn.Module):
         self.bins = nn.Linear(max(1, total), schema.width)
         norm = RECORD_NORM / math.sqrt(len(schema.columns))
         with torch.no_grad():
-            self.steps.weight.zero_()
-            self.steps.bias.zero_()
-            for number, (row, cut, scale) in enumerate(zip(rows, thresholds, spread, strict=True)):
-                self.steps.weight[number, row] = scale
-                self.steps.bias[number] = -scale * cut
+            self.steps.weight.copy_(rises)
+            self.steps.bias.copy_(falls)
             self.bins.weight.copy_(matrix * norm)
             self.bins.bias.copy_(ones * norm)
         self.step = nn.Hardtanh(0.0, 1.0)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WITH_BASES = (
-    "public_client/methods", "public_client/published_methods", "public_client/replay", "shared/published_mechanisms",
+    "public_client/generation", "public_client/methods", "public_client/published_methods", "public_client/replay",
+    "shared/published_mechanisms",
 )  # fmt: skip
 """As pyproject.toml has them."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

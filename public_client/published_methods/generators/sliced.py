@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.generation.gaussian import Scaled
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
-from dpswd.public_client.generation.scaled import Scaled
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
 from dpswd.public_client.published_methods.losses import sliced_loss

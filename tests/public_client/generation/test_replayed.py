@@ -18,7 +18,7 @@ from dpswd.public_client.generation import Replayed, load_generator
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.shared.core.errors import InvalidValue
 
-SMALL = Replayed(axes=60, waves=90, coordinates=12, updates=300)
+SMALL = Replayed(axes=60, coordinates=40, waves=60, pretraining=150, updates=300)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_images_of_other_sizes_and_colours_are_drawn(shape):
     description = mock_description(records=120, record_shape=shape, epsilon=99.0, delta=1e-4, classes=2)
     records, randomness = torch.from_numpy(images), np.random.default_rng(0).bytes
     where = MockCurator(description, records=lambda n: records[:n], labels=labels, randomness=randomness)
-    method = Replayed(low=0.0, axes=20, waves=30, coordinates=6, updates=150, images=40, looked=4)
+    method = Replayed(low=0.0, axes=20, coordinates=10, waves=20, pretraining=60, updates=150, images=40, looked=4)
     plan, _ = plan_generator(where, method, epsilon=90.0)
     x, y = generate(where, plan, device="cpu", progress=False).sample(60)
     assert x.shape == (60, *shape)

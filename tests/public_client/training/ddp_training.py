@@ -30,7 +30,7 @@ from dpswd.public_client.data.source import train_source
 from dpswd.public_client.generation import Replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.method import Fitting
-from dpswd.public_client.generation.pixels import Joint, Pairs, Waves
+from dpswd.public_client.generation.pixels import Coordinates, Joint, Waves
 from dpswd.public_client.generation.scattering import OnSphere
 from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.public_client.published_methods.generators import DpSinkhorn, DpSwdQuantiles
@@ -225,14 +225,15 @@ def drawn(ranks: Ranks) -> torch.Tensor:
     """Weights of a network that is fitted in all ranks."""
     torch.manual_seed(2)
     seen = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), OnSphere(5)).eval()
-    joint = Joint(seen, Waves((1, 8, 8), -1.0, 1.0, 3), Pairs(torch.randn(2, 64), torch.zeros(64)), (0.4, 0.4, 0.2))
-    d = 5 + 6 + 3
+    own = Coordinates(torch.randn(2, 64), torch.zeros(64))
+    joint = Joint(seen, own, Waves((1, 8, 8), -1.0, 1.0, 3), (0.4, 0.2, 0.4))
+    d = 5 + 2 + 6
     means = 20.0 * np.random.default_rng(1).normal(size=(3, d))
     release = ClassSums(
         np.zeros(3), means - means.mean(axis=0), means.sum(axis=0), 60.0 * np.eye(d), 300.0, 1.0, 1.0, 1.0, 1.0
     )
     fitting = Fitting(device=torch.device("cpu"), progress=False, ranks=ranks)
-    fitted = Replayed(updates=2, images=6, width=2).fitted(release, joint, (1, 8, 8), fitting)
+    fitted = Replayed(pretraining=2, updates=2, images=6, width=2).fitted(release, joint, (1, 8, 8), fitting)
     return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
 
