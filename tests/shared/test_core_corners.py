@@ -180,7 +180,7 @@ def test_coefficients_travel_in_a_type_that_holds_half_the_root_of_the_batch(bat
     assert released.integer == narrowest_integer(float(bounds[0]), sigma=sigma)
 
 
-def test_calibration_is_declared_with_its_noise_and_models_are_told_where_there_are_several():
+def test_calibration_is_declared_with_its_noise_and_several_models_are_named():
     mechanism = ALL_MECHANISMS["evaluation"]
     one = mechanism.violations(EvaluationDeclaration(C, 1.0, 1.0, bins=5), RunSize(N), FACTS, Limits())
     assert ("declaration.bins", "and calibration_sigma belong together; declare both, or neither") in one
