@@ -31,6 +31,7 @@ from dpswd.public_client.generation.procedural import procedural
 from dpswd.public_client.generation.scattering import OnSphere, scattering_features
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import Classes, ClassSums, classes_of, shares_of
+from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import not_counts, not_positive
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
@@ -43,6 +44,7 @@ _WHITENED = 0.25
 _PUBLIC = 6_000  # procedural images of the pretraining
 _LEAST_SIDE, _MOST_SIDE = 8, 64  # pixels; larger images need more axes than a release carries
 _LEAST_OF_A_CLASS = 8
+_TAUGHT = 12_000  # docs/ml-team/generate.md
 """Images of an update."""
 
 
@@ -66,8 +68,7 @@ class Replayed(StatisticsGeneration):
         looked: of them whose shapes are computed, which takes most of the time.
         learning_rate: at the start.
         tries: draws of an image, at most, until the discriminant gives it the class that was asked for.
-        temperature: divides the discriminant's scores before they become probabilities: far from what was released it
-            is surer than it should be, and sure labels teach less.
+        temperature: divides the discriminant's scores before they become probabilities: sure labels teach less.
     """
 
     name = "replayed"
@@ -99,6 +100,11 @@ class Replayed(StatisticsGeneration):
         if type(self.tries) is int and self.tries > MAX_TRIES:
             problems.append(f"tries is {self.tries}; allowed are 1 to {MAX_TRIES}")
         return problems
+
+    def notes(self, plan: Plan) -> list[tuple[str, str]]:
+        few = plan.records * plan.epsilon < _TAUGHT
+        words = f"few records: rows taught where records times epsilon was {_TAUGHT:,} or more; at 1,300 all was noise"
+        return [*super().notes(plan), *([("", words)] if few else [])]
 
     def features(self, description: Description) -> nn.Module:
         """See `GenerationMethod`: a scattering on axes of procedural images, and coordinates and waves of pixels."""
@@ -151,14 +157,9 @@ class Replayed(StatisticsGeneration):
             )  # fmt: skip
 
         preview = fitting.preview
-        fit_network(
-            network,
-            self._target(statistics, features, width, fitting.device),
-            updates=self.updates,
-            rate=self.learning_rate,
-            fitting=fitting,
-            shown=None if preview is None else lambda trained: preview(made(trained)),
-        )
+        shown = None if preview is None else lambda trained: preview(made(trained))
+        target = self._target(statistics, features, width, fitting.device)
+        fit_network(network, target, updates=self.updates, rate=self.learning_rate, fitting=fitting, shown=shown)
         generator = made(network)
         rows = marginals(generator.on(fitting.device), shapes, features.seen, fitting)
         return generator.with_facts({"marginals": rows})
@@ -195,14 +196,12 @@ def _first(released: ClassSums, width: int, share: float) -> ClassSums:
     """What was released of the first features, each of the root of the share, as features of norm 1."""
     root = math.sqrt(share)
     return replace(
-        released,
-        features=released.features[:, :width] / root,
-        total=released.total[:width] / root,
+        released, features=released.features[:, :width] / root, total=released.total[:width] / root,
         moments=None if released.moments is None else released.moments[:width, :width] / share,
         feature_variance=released.feature_variance / share,
         total_variance=released.total_variance / share,
         moment_variance=released.moment_variance / share**2,
-    )
+    )  # fmt: skip
 
 
 def _head(laws: Classes) -> nn.Linear:
