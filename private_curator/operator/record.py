@@ -26,7 +26,6 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.asks import LastUse, Refusals
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
-from dpswd.private_curator.watching import watched
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import GrantNotHeld
 from dpswd.shared.core.privacy.events import Part, QuantileCoefficients, RowProjections, SanitizedGradient
@@ -151,16 +150,17 @@ class Record:
 
     @cached_property
     def _watched(self) -> dict[str, dict[str, Change]]:
-        of_all = self.settings.records.labelled is None  # else the ledger does not say of how many
-        return watched(self.reading.runs, self.reading.replies) if of_all else {}
+        if self.settings.records.labelled is not None or not self.reading.replies:  # of how many, no entry says
+            return {}
+        from dpswd.private_curator.watching import watched  # loads torch
+
+        return watched(self.reading.runs, self.reading.replies)
 
     def _client(self, client: Client, account: AccountStatus | None) -> ClientFacts:
-        books = self.reading.books
+        books, certificates = self.reading.books, tuple(map(self._certificate, client.fingerprints))
         share = books.shares.get(client.name)
-        certificates = tuple(self._certificate(fingerprint) for fingerprint in client.fingerprints)
         return ClientFacts(
-            name=client.name,
-            state="revoked" if client.revoked else "paused" if client.paused else "active",
+            name=client.name, state="revoked" if client.revoked else "paused" if client.paused else "active",
             share=None if share is None else share.budget.epsilon,
             share_delta=None if share is None else share.budget.delta,
             spent=books.spent_by(client.name) if account is None else account.epsilon_spent,
@@ -172,7 +172,7 @@ class Record:
             refusals=sum(row.count for row in self._refusals if row.client == client.name),
             waiting=books.open_request(client.name),
             watched=self._watched.get(client.name, {}),
-        )
+        )  # fmt: skip
 
     def _certificate(self, fingerprint: str) -> CertificateFacts:
         expires, seen = self.home.authority.expires(fingerprint), self._seen.get(fingerprint)

@@ -198,9 +198,9 @@ class Publication:
             keys = LedgerKeys.of(public_key, wire.description.key_changes)
         except InvalidValue as error:
             return [f"it is not whole: {error}"]
-        if described not in keys.every:
+        if foreign := described not in keys.every:
             problems.append(f"it names another ledger's key, {described.hex()}")
-        if not is_signed(Signed.PUBLICATION, self.content, self.signature, described):
+        if foreign or not is_signed(Signed.PUBLICATION, self.content, self.signature, described):
             problems.append("it is not signed by the ledger's key, or was changed afterwards")
         try:
             proposal, release = self.proposal, self.release
