@@ -26,6 +26,7 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.asks import LastUse, Refusals
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
+from dpswd.private_curator.watching import watched
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import GrantNotHeld
 from dpswd.shared.core.privacy.events import Part, QuantileCoefficients, RowProjections, SanitizedGradient
@@ -150,10 +151,8 @@ class Record:
 
     @cached_property
     def _watched(self) -> dict[str, dict[str, Change]]:
-        if self.settings.records.labelled is not None or not self.reading.replies:  # of how many, no entry says
+        if self.settings.records.labelled is not None:  # of how many the accuracies were no entry says
             return {}
-        from dpswd.private_curator.watching import watched  # loads torch
-
         return watched(self.reading.runs, self.reading.replies)
 
     def _client(self, client: Client, account: AccountStatus | None) -> ClientFacts:

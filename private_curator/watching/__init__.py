@@ -1,4 +1,7 @@
-"""What a client's evaluations say of a model over the years: read off what was released, hence free."""
+"""What a client's evaluations say of a model over the years: read off what was released, hence free.
+
+Replies are read by their wire format alone: the console, which shows this, loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from dpswd.private_curator.core.ledger.statements import Run
-from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
-from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
-from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.watching import Change, Round
 
@@ -25,13 +25,13 @@ def watched(runs: Iterable[Run], replies: Mapping[str, bytes]) -> dict[str, dict
     rounds: dict[tuple[str, str], list[Round]] = defaultdict(list)
     for run in runs:
         parameters = pb.RunParameters.FromString(run.parameters)
-        if parameters.mechanism != EVALUATION.name or run.run_id not in replies:
+        if parameters.mechanism != "evaluation" or run.run_id not in replies:
             continue
-        declared, n = EvaluationDeclaration.from_bytes(parameters.declaration), run.event.step.records
+        declared, n = pb.EvaluationDeclaration.FromString(parameters.declaration), run.event.step.records
         if declared.models > 1 or declared.partly_labelled:
             continue
-        released = EvaluationReply.from_bytes(StepRelease.from_bytes(replies[run.run_id]).payload)
-        correct = float(released.correct.to_numpy()[0])
+        released = pb.EvaluationReply.FromString(pb.StepRelease.FromString(replies[run.run_id]).payload).correct
+        correct = int.from_bytes(released.data, "little", signed=True) * released.step  # one number
         accuracy, noise = min(max(correct / n, 0.0), 1.0), declared.correct_sigma / n
         model, day = f"{parameters.graph_digest}{parameters.weights_digest}", run.receipt.entry.time[:10]
         rounds[run.client, model].append(Round(day, model, n, float(n), True, accuracy, noise, run.epsilon))

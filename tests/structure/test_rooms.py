@@ -22,7 +22,7 @@ BUDGETS = {
     "private_curator/cli": 2_458,
     "private_curator/keys": 368,
     "private_curator/observability": 527,
-    "private_curator/operator": 3_326,
+    "private_curator/operator": 3_325,
     "private_curator/records": 1_819,
     "private_curator/serving": 1_650,
     "private_curator/settings": 515,
