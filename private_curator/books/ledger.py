@@ -196,10 +196,10 @@ class Ledger(OperatorActs, ClientActs):
     def look(self, session: Session) -> SignedEntry | None:
         """See `dpswd.private_curator.books.location.Watcher`."""
         noted = None if self._witness is None else self._witness.noted
+        keys = LedgerKeys.of(self.public_key, entries_of(session, Kind.KEY_CHANGED))
         for receipt in (noted, *self._missing(session)):
             if receipt is None:
                 continue
-            keys = LedgerKeys.of(self.public_key, entries_of(session, Kind.KEY_CHANGED))
             if receipt.signed_by(keys) and lacks(session, receipt):
                 with self.location.reading() as later:  # the receipt may be younger than the session's view
                     if lacks(later, receipt):

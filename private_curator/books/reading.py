@@ -30,7 +30,6 @@ class LedgerReading:
         runs: in the order in which they were charged.
         status: its figures.
         head: the last entry.
-        replies: short ones, of runs of one step, as they left; by run.
     """
 
     books: Register
@@ -38,7 +37,6 @@ class LedgerReading:
     runs: tuple[Run, ...]
     status: LedgerStatus
     head: SignedEntry
-    replies: dict[str, bytes]
 
 
 def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> LedgerReading:
@@ -58,11 +56,13 @@ def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> 
             raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
         ids = session.execute("SELECT run_id FROM runs ORDER BY seq").fetchall()
         runs = tuple(load_run(session, accounting, run_id) for (run_id,) in ids)
-        rows = session.execute(
-            "SELECT run_id, reply FROM replies JOIN runs USING (run_id) WHERE steps = 1 AND length(reply) <= 65536"
-        ).fetchall()
-        replies = {run_id: bytes(reply) for run_id, reply in rows}
-        return LedgerReading(books, entries, runs, status_of(session, books), last, replies)
+        return LedgerReading(books, entries, runs, status_of(session, books), last)
+
+
+def first_reply(session: Session, run_id: str) -> bytes | None:
+    """What a run's first step released, as it left; None where there is none, or none any more."""
+    row = session.execute("SELECT reply FROM replies WHERE run_id = ? AND step = 1", (run_id,)).fetchone()
+    return None if row is None or row[0] is None else bytes(row[0])
 
 
 def status_of(session: Session, books: Register) -> LedgerStatus:

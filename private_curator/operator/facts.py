@@ -136,8 +136,7 @@ class ClientFacts:
         last_seen: UTC, ISO 8601; None where it never was.
         refusals: how many requests of its were refused, of those that the book of asks keeps.
         waiting: its request for budget that nobody has decided; None where there is none.
-        watched: of each model that it evaluated more than once, by the digest of its weights: the last time beside the
-            first.
+        watched: of each model that it evaluated again, by its weights' digest: the last time beside the first.
     """
 
     name: str

@@ -11,10 +11,10 @@ import datetime as dt
 import hashlib
 import os
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, partial
 
 from dpswd.private_curator.books.figures import AccountStatus, BudgetRequest
-from dpswd.private_curator.books.reading import LedgerReading
+from dpswd.private_curator.books.reading import LedgerReading, first_reply
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.core.ledger.accounts import CLIENT, DATA_SET
 from dpswd.private_curator.core.ledger.statements import Client, Kind, Run
@@ -153,7 +153,8 @@ class Record:
     def _watched(self) -> dict[str, dict[str, Change]]:
         if self.settings.records.labelled is not None:  # of how many the accuracies were no entry says
             return {}
-        return watched(self.reading.runs, self.reading.replies)
+        with self.home.ledger_location(self.settings.ledger).reading() as session:
+            return watched(self.reading.runs, partial(first_reply, session))
 
     def _client(self, client: Client, account: AccountStatus | None) -> ClientFacts:
         books, certificates = self.reading.books, tuple(map(self._certificate, client.fingerprints))

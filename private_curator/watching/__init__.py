@@ -6,31 +6,31 @@ Replies are read by their wire format alone: the console, which shows this, load
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from dpswd.private_curator.core.ledger.statements import Run
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.watching import Change, Round
 
 
-def watched(runs: Iterable[Run], replies: Mapping[str, bytes]) -> dict[str, dict[str, Change]]:
+def watched(runs: Iterable[Run], reply_of: Callable[[str], bytes | None]) -> dict[str, dict[str, Change]]:
     """By client and model the last evaluation beside the first, where there are two.
 
     Evaluations of several models at once, and of records of which some have no label, are left out.
 
     Args:
         runs: every run, the oldest first.
-        replies: of runs of one step, as they left; by run.
+        reply_of: what a run, by its id, released, as it left; None where it is gone. Asked of evaluations alone.
     """
     rounds: dict[tuple[str, str], list[Round]] = defaultdict(list)
     for run in runs:
         parameters = pb.RunParameters.FromString(run.parameters)
-        if parameters.mechanism != "evaluation" or run.run_id not in replies:
+        if parameters.mechanism != "evaluation" or (reply := reply_of(run.run_id)) is None:
             continue
         declared, n = pb.EvaluationDeclaration.FromString(parameters.declaration), run.event.step.records
         if declared.models > 1 or declared.partly_labelled:
             continue
-        released = pb.EvaluationReply.FromString(pb.StepRelease.FromString(replies[run.run_id]).payload).correct
+        released = pb.EvaluationReply.FromString(pb.StepRelease.FromString(reply).payload).correct
         correct = int.from_bytes(released.data, "little", signed=True) * released.step  # one number
         accuracy, noise = min(max(correct / n, 0.0), 1.0), declared.correct_sigma / n
         model, day = f"{parameters.graph_digest}{parameters.weights_digest}", run.receipt.entry.time[:10]

@@ -44,8 +44,8 @@ _WHITENED = 0.25
 _PUBLIC = 6_000  # procedural images of the pretraining
 _LEAST_SIDE, _MOST_SIDE = 8, 64  # pixels; larger images need more axes than a release carries
 _LEAST_OF_A_CLASS = 8
-_TAUGHT = 12_000  # docs/ml-team/generate.md
 """Images of an update."""
+_TAUGHT = 12_000  # records times epsilon (docs/ml-team/generate.md)
 
 
 @dataclass(frozen=True, kw_only=True)

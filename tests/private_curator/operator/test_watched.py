@@ -29,7 +29,7 @@ def run(number, *, correct, day, records=1000, client="ml-team", weights="a" * 6
 
 
 def of(*made):
-    return watched([one for one, _ in made], {one.run_id: reply for one, reply in made})
+    return watched([one for one, _ in made], {one.run_id: reply for one, reply in made}.get)
 
 
 def test_the_last_evaluation_is_put_beside_the_first():
@@ -55,4 +55,4 @@ def test_another_model_client_or_kind_of_release_is_not_compared(other):
 
 def test_a_run_whose_reply_is_gone_is_left_out():
     (first, reply), (last, _) = run(1, correct=900, day="2026-01-02"), run(2, correct=500, day="2026-03-02")
-    assert not watched([first, last], {first.run_id: reply})
+    assert not watched([first, last], {first.run_id: reply}.get)
