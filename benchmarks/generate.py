@@ -1,14 +1,15 @@
-"""Synthetic records of MNIST, Fashion-MNIST and digits from one release: what classifiers learn from them.
+"""Synthetic records of MNIST, Fashion-MNIST, USPS and digits from one release: what classifiers learn from them.
 
     python -m benchmarks.generate run --data-dir ../shared/data --fashion-dir /usr/share/datasets/fashion-mnist
     python -m benchmarks.generate summary
     python -m benchmarks.generate run --held-out --set updates=500 ...      # how settings are chosen
 
-needs mnist.npz in the first folder and the four idx files of Debian's dataset-fashion-mnist in the second. The training
-half is the hospital's; a run fits the generator to one release, draws 60,000 records, trains logistic regression, MLP
-and CNN on them with the settings below, and looks at the 10,000 test images once. Which classifiers, how long, and the
-method's settings were fixed before on the training halves (docs/studies.md says how): with --held-out the last
-10,000 training images take the test images' place, and the hospital holds the others. Nothing is chosen by digits.
+needs mnist.npz and usps16.npz in the first folder and the four idx files of Debian's dataset-fashion-mnist in the
+second. The training half is the hospital's; a run fits the generator to one release, draws 60,000 records, trains
+logistic regression, MLP and CNN on them with the settings below, and looks at the test images once. Which classifiers,
+how long, and the method's settings were fixed before on the training halves (docs/studies.md says how): with --held-out
+the last 10,000 training images take the test images' place, and the hospital holds the others. Nothing is chosen by
+USPS or digits, of which real records train the same classifiers too.
 Runs of --results are not repeated; --only "fashion 1" makes one setting's alone. Processes side by side need a file of
 results each (--results).
 """
@@ -52,7 +53,9 @@ CACHE = Path.home() / ".cache" / "dpswd-benchmarks"
 DELTA, ROWS = 1e-5, 60_000
 AGREEING = 2_000
 """Rows of which it is seen whether the discriminant gives them the class that was asked for."""
-NAMES, EPSILONS, SEEDS = ("mnist", "fashion", "digits"), (1.0, 0.2, 10.0), (0, 1, 2)
+NAMES, EPSILONS, SEEDS = ("mnist", "fashion", "usps", "digits"), (1.0, 0.2, 10.0), (0, 1, 2)
+SMALL = NAMES[2:]
+"""By which nothing is chosen; brought to 28 x 28."""
 DIGITS = 500
 """Of scikit-learn's, that are looked at once."""
 IMAGES = 10_000
@@ -120,8 +123,8 @@ def accuracy(scores: Callable[[Tensor], Tensor], x: Tensor, labels: npt.NDArray[
 
 def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, npt.NDArray[np.int64]]]:
     """Training and test images (n, 1, 28, 28) in [0, 1], and labels."""
-    if name == "digits":
-        held = _digits()
+    if name in SMALL:
+        held = _digits() if name == "digits" else _usps(arguments.data_dir / "usps16.npz")
     elif name == "mnist":
         with np.load(arguments.data_dir / "mnist.npz", allow_pickle=False) as archive:
             held = {part: (archive[f"x_{part}"], archive[f"y_{part}"]) for part in ("train", "test")}
@@ -141,16 +144,30 @@ def data(name: str, arguments: argparse.Namespace) -> dict[str, tuple[Tensor, np
     return parts
 
 
-def _digits() -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
-    """Scikit-learn's, brought from 8 x 8 to 28 x 28: 1,297 of the hospital, and 500 others."""
+Images = dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]
+
+
+def _digits() -> Images:
+    """Scikit-learn's, from 8 x 8: 1,297 of the hospital, and 500 others."""
     from sklearn.datasets import load_digits
 
     whole_set = load_digits()
     rows = np.random.default_rng(0).permutation(len(whole_set.target))
-    small = torch.from_numpy(whole_set.images[rows] / 16.0)[:, None]
-    x = nn.functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)[:, 0].clamp(0.0, 1.0)
-    images, labels = (x * 255.0).round().numpy().astype(np.uint8), whole_set.target[rows]
+    images, labels = _grown(whole_set.images[rows] / 16.0), whole_set.target[rows]
     return {"train": (images[:-DIGITS], labels[:-DIGITS]), "test": (images[-DIGITS:], labels[-DIGITS:])}
+
+
+def _usps(path: Path) -> Images:
+    """From 16 x 16: 7,291 of the hospital, and 2,007 others."""
+    with np.load(path, allow_pickle=False) as archive:
+        return {part: (_grown(archive[f"x_{part}"] / 255.0), archive[f"y_{part}"]) for part in ("train", "test")}
+
+
+def _grown(images: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """(n, h, w) in [0, 1] to (n, 28, 28), from 0 to 255."""
+    small = torch.from_numpy(images)[:, None]
+    x = nn.functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)[:, 0].clamp(0.0, 1.0)
+    return (x * 255.0).round().numpy().astype(np.uint8)
 
 
 def _idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -202,14 +219,17 @@ def run(name: str, epsilon: float, seed: int, arguments: argparse.Namespace) -> 
     asked = replace(once, labeller=None).sample(AGREEING, seed)[1]
     accuracies: dict[str, Any] = {}
     hard = nn.functional.one_hot(y, p.shape[1]).float()
-    for (kind, model), (label, chances) in itertools.product(classifiers().items(), (("", p), (", labels", hard))):
+    teachers = [("", x, p), (", labels", x, hard)]
+    if name in SMALL:
+        teachers.append((", real", images, nn.functional.one_hot(torch.from_numpy(labels), p.shape[1]).float()))
+    for (kind, model), (label, taught, chances) in itertools.product(classifiers().items(), teachers):
         torch.manual_seed(seed)
         for layer in model.modules():
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
         # A small dense network of small batches is no faster on a GPU.
         where = device if kind == "CNN" else torch.device("cpu")
-        accuracies[kind + label] = accuracy(trained(model, x, chances, where), tests, answers)
+        accuracies[kind + label] = accuracy(trained(model, taught, chances, where), tests, answers)
     accuracies["the release's discriminant"] = accuracy(generator.labeller.features, tests, answers)
     return {
         "data": name, "epsilon": epsilon, "seed": seed, "delta": DELTA, "rows": ROWS, "method": method.to_json(),
@@ -309,7 +329,7 @@ def main() -> None:
                 functools.partial(run, name, epsilon, seed, arguments),
             )
             for seed, epsilon, name in itertools.product(
-                arguments.seeds, EPSILONS, NAMES[: 2 if arguments.held_out else 3]
+                arguments.seeds, EPSILONS, [name for name in NAMES if not (arguments.held_out and name in SMALL)]
             )
             if arguments.only in (None, f"{name} {epsilon:g}")
         )

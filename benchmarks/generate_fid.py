@@ -34,7 +34,7 @@ from dpswd.public_client.generation import generation_kinds
 
 RESULTS = Path(__file__).parent / "results" / "generate-fid.json"
 IMAGES, EPSILONS = 10_000, (10.0, 1.0, 0.2)
-PUBLIC = {"mnist": "USPS", "fashion": "MNIST", "digits": "USPS"}
+PUBLIC = {"mnist": "USPS", "fashion": "MNIST", "usps": "MNIST", "digits": "USPS"}
 """What the network was trained on, by data."""
 FLOOR = "real training images"
 METHODS = ("gaussian",)

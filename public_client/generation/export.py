@@ -76,35 +76,39 @@ def card_of(path: Path) -> Path:
 
 def card_text(facts: Mapping[str, Any], *, rows: int, seed: int) -> str:
     """The data card of so many rows, in Markdown."""
-    cost = facts.get("guarantee", {})
-    method = dict(facts.get("method", {}))
+    stated = [f"- {name}: {text}" for name, text in origin(facts).items()]
     lines = [
         f"# {rows} synthetic records in the likeness of {facts.get('data_set', 'an unnamed data set')}",
         "",
         "No row is a record of anybody. All rows were drawn from a generator that was fitted to noised releases.",
         "",
-        "## Guarantee",
+        "## Guarantee, and how they were made",
         "",
+        *(stated or ["- none is stated in the generator's file: treat the rows as private"]),
+        "- more rows, and whatever is computed from them, cost nothing further",
+        f"- seed of this draw: {seed}",
     ]
-    if cost:
-        lines += [
-            (
-                f"- epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}: one "
-                f"record of the {facts['records']} replaced by any other"
-            ),
-            f"- covers {cost['covers']}",
-            f"- accountant: {cost['accountant']}",
-            f"- released: {facts['releases']}, in {facts['steps']} step(s)",
-            f"- receipts: run {facts['receipts']['run']}, ledger key {facts['receipts']['ledger_public_key']}",
-        ]
-    else:
-        lines.append("- none is stated in the generator's file: treat the rows as private")
-    lines += ["- more rows, and whatever is computed from them, cost nothing further", "", "## How they were made", ""]
-    lines += [f"- method {method.pop('name', 'unknown')}: {json.dumps(method, sort_keys=True)}"]
-    lines += [f"- seed of the fit {facts.get('seeds', {}).get('fit', 'unknown')}, of this draw {seed}"]
-    lines += [f"- purpose: {facts['purpose']}"] if facts.get("purpose") else []
     lines += ["", "## Not to be used for", "", *(f"- {text}" for text in facts.get("not_for", ())), ""]
     return "\n".join(lines)
+
+
+def origin(facts: Mapping[str, Any]) -> dict[str, str]:
+    """What a generator's facts say of its price and fit, by name; nothing where they state no guarantee."""
+    cost = facts.get("guarantee")
+    if not cost:
+        return {}
+    method, receipts = dict(facts["method"]), facts["receipts"]
+    return {
+        "guarantee": f"epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}: "
+        f"one record of the {facts['records']} replaced by any other",
+        "covers": cost["covers"],
+        "accountant": cost["accountant"],
+        "released": f"{facts['releases']}, in {facts['steps']} step(s)",
+        "receipts": f"run {receipts['run']}, signed by ledger {receipts['ledger_public_key']}",
+        "method": f"{method.pop('name')} {json.dumps(method, sort_keys=True)}",
+        "seed of the fit": str(facts["seeds"]["fit"]),
+        "purpose": facts["purpose"] or "none was given",
+    }
 
 
 def _write_parquet(

@@ -5,8 +5,8 @@ of the closed vocabulary. A record of class c is
 
     decoder([z, e_c]),  z standard normal of the latent dimension, e_c the one-hot class,
 
-so that an affine sampler, a network of a paper and a decoder of features are all the same kind of value. The file is
-safetensors, and what is read of it is checked as an upload is.
+so that an affine sampler, a network of a paper and a decoder of features are all the same kind of value; of some
+methods an image is then deformed a little. The file is safetensors, and what is read of it is checked as an upload is.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.evidence.certificate import certified
 from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.generation.deformation import NORMALS, deformed
 from dpswd.public_client.generation.schema import Schema
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.devices import resolve_device
@@ -39,15 +40,17 @@ from dpswd.shared.models.model_file import json_object, model_bytes, read_model_
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.weights import module_weights
 
-FORMAT = "dpswd-generator-3"
+FORMAT = "dpswd-generator-4"
 MAX_ROWS = 1_000_000
 """Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
 MAX_TRIES = 100
 """Of a row: a file that asks for more would draw for days."""
+MAX_DEFORMATION = 0.5
+"""Of an image, in half sides: more leaves nothing of it."""
 _MAX_FACTS_CHARACTERS = 1_000_000
 _AT_A_TIME = 1000  # records; what is drawn does not depend on it
 _DECODER, _LABELLER = "decoder", "labeller"
-_LAW = ("record_shape", "shares", "low", "high", "tries", "temperature", "chosen_labels")
+_LAW = ("record_shape", "shares", "low", "high", "deformation", "tries", "temperature", "chosen_labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,7 @@ class Generator:
         labeller: records to C scores, by which a drawn record is labelled; None: by the class that it was drawn for.
         low: least value of a record; None: any.
         high: largest.
+        deformation: of drawn images, see `deformed`; 0: none.
         tries: draws of a row, at most, until the labeller's likeliest class is the one that it was drawn for.
         temperature: scores are divided by it before they become probabilities.
         schema: of a table's columns: drawn values are brought to what it allows.
@@ -75,6 +79,7 @@ class Generator:
     labeller: Extractor | None = None
     low: float | None = None
     high: float | None = None
+    deformation: float = 0.0
     tries: int = 1
     temperature: float = 1.0
     schema: Schema | None = None
@@ -102,15 +107,18 @@ class Generator:
             raise InvalidValue(f"tries is {self.tries}; allowed are 1, and where a labeller chooses up to {MAX_TRIES}")
         if not (math.isfinite(self.temperature) and self.temperature > 0.0):
             raise InvalidValue(f"the temperature is {self.temperature}; it must be positive and finite")
+        images = len(self.record_shape) == 3
+        if not 0.0 <= self.deformation <= (MAX_DEFORMATION if images else 0.0):
+            raise InvalidValue(
+                f"deformation is {self.deformation}; allowed are 0, and for images (c, h, w) up to {MAX_DEFORMATION}"
+            )
         if self.schema is not None and self.record_shape != (len(self.schema.columns),):
             raise InvalidValue(f"the schema has {len(self.schema.columns)} columns for records of {self.record_shape}")
 
     @classmethod
     def of(
         cls, decoder: nn.Module, *, latent: int, record_shape: tuple[int, ...],
-        shares: npt.NDArray[np.float64] | tuple[float, ...], labeller: nn.Module | None = None,
-        low: float | None = None, high: float | None = None, tries: int = 1, temperature: float = 1.0,
-        schema: Schema | None = None, chosen_labels: bool = True,
+        shares: npt.NDArray[np.float64] | tuple[float, ...], labeller: nn.Module | None = None, **law: Any,
     ) -> Generator:  # fmt: skip
         """From modules in evaluation mode, which are traced.
 
@@ -119,13 +127,8 @@ class Generator:
             latent: k.
             record_shape: of one record.
             shares: (C,) of the classes; brought to the sum of 1.
-            labeller: see the class, as for all that follows.
-            low: see the class.
-            high: see the class.
-            tries: see the class.
-            temperature: see the class.
-            schema: see the class.
-            chosen_labels: see the class.
+            labeller: see the class.
+            law: `low` to `chosen_labels` of the class.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -142,8 +145,8 @@ class Generator:
             record_shape=tuple(record_shape),
             shares=tuple(float(share) / total for share in shares),
             labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
-            low=low, high=high, tries=tries, temperature=temperature, schema=schema, chosen_labels=chosen_labels,
-        )  # fmt: skip
+            **law,
+        )
 
     def on(self, device: torch.device) -> Generator:
         """The same generator that draws on a device; what is drawn is on the CPU, and the same but for rounding."""
@@ -203,7 +206,7 @@ class Generator:
                 left = torch.arange(count)
                 for _ in range(self.tries):
                     # For every row: what a row's next draw is does not depend on how the others went.
-                    z = torch.randn((_AT_A_TIME, self.latent), generator=own)[left]
+                    z = torch.randn((_AT_A_TIME, self.latent + self._normals), generator=own)[left]
                     made[left], scores[left] = self._made(z, asked[left])
                     left = left[scores[left].argmax(dim=1) != asked[left]]
                     if not len(left):
@@ -218,10 +221,17 @@ class Generator:
                 probabilities.append(likely)
         return torch.cat(records), torch.cat(classes), torch.cat(probabilities)
 
+    @property
+    def _normals(self) -> int:
+        return NORMALS if self.deformation else 0
+
     def _made(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Records of these latents (b, k) and classes (b,), and scores; without a labeller one-hot classes."""
+        """Records of these normal numbers and classes (b,), and scores; without a labeller one-hot classes."""
         kinds = functional.one_hot(labels, self.classes).float()
-        made = self.decoder.features(torch.cat([z, kinds], dim=1)).cpu().reshape(-1, *self.record_shape)
+        made = self.decoder.features(torch.cat([z[:, : self.latent], kinds], dim=1)).cpu()
+        made = made.reshape(-1, *self.record_shape)
+        if self.deformation:
+            made = deformed(made, z[:, self.latent :], self.deformation)
         if self.low is not None or self.high is not None:
             made = made.clamp(min=self.low, max=self.high)
         if self.schema is not None:
@@ -283,6 +293,7 @@ def _generator(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], devic
         labeller=rebuilt(_LABELLER, metadata, tensors, device) if _LABELLER in metadata else None,
         low=bound("low"),
         high=bound("high"),
+        deformation=float(law["deformation"]),
         tries=int(law["tries"]),
         temperature=float(law["temperature"]),
         schema=None if law["schema"] is None else Schema.from_json(law["schema"]),

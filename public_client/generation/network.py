@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.generation.deformation import NORMALS, deformed
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.replay.posterior import cosine
@@ -116,6 +117,7 @@ class Target:
         images: of each class and update.
         looked: how many of them have their shapes computed, and make the second moments.
         weight: of the second moments.
+        deformation: of the images, before anything is computed of them.
     """
 
     features: Joint
@@ -127,6 +129,7 @@ class Target:
     images: int
     looked: int
     weight: float
+    deformation: float
 
     def loss(self, images: Tensor, moving: dict[str, Tensor], newest: float) -> tuple[Tensor, float]:
         """Of images (C, m, c, h, w): what is minimised, and the squared distance of the classes' moving means.
@@ -185,8 +188,11 @@ def fit_network(
     with reporting("fitting", updates, shown=fitting.progress, done=done) as bar:
         for update in range(done, updates):
             own = torch.Generator().manual_seed((fitting.seed * 1_000_003 + update) % 2**63)
-            z = torch.randn((classes * each, latent), generator=own).to(fitting.device)
-            images = network.train()(torch.cat([z, kinds], dim=1)).reshape(classes, each, *network.shape)
+            z = torch.randn((classes * each, latent + NORMALS), generator=own).to(fitting.device)
+            images = network.train()(torch.cat([z[:, :latent], kinds], dim=1)).reshape(-1, *network.shape)
+            if target.deformation:
+                images = deformed(images, z[:, latent:], target.deformation)
+            images = images.reshape(classes, each, *network.shape)
             newest = max(1.0 / (1 + update), _WINDOW * cosine(update / updates))
             loss, distance = target.loss(images, moving, newest)
             _update(optimizer, loss)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.generation.generator import MAX_TRIES, Generator
+from dpswd.public_client.generation.generator import MAX_DEFORMATION, MAX_TRIES, Generator
 from dpswd.public_client.generation.marginals import marginals
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.network import ImageNetwork, Target, fit_network
@@ -37,7 +37,7 @@ from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 
-SHARES = (0.35, 0.3, 0.35)
+SHARES = (0.5, 0.3, 0.2)
 """Of the squared norm of a record: of its shapes, its coordinates and its waves."""
 _WHITENED = 0.25
 """The power of the second moments by whose inverse they are turned: their small directions count too."""
@@ -67,6 +67,7 @@ class Replayed(StatisticsGeneration):
         images: of an update.
         looked: of them whose shapes are computed, which takes most of the time.
         learning_rate: at the start.
+        deformation: of drawn images, in half sides: a small random one makes what is learned of them hold beside them.
         tries: draws of an image, at most, until the discriminant gives it the class that was asked for.
         temperature: divides the discriminant's scores before they become probabilities: sure labels teach less.
     """
@@ -75,18 +76,19 @@ class Replayed(StatisticsGeneration):
 
     low: float = -1.0
     high: float = 1.0
-    axes: int = 200
+    axes: int = 300
     power: float = 0.3
     coordinates: int = 200
     waves: int = 300
     latent: int = 16
     width: int = 16
     pretraining: int = 1200
-    updates: int = 2000
+    updates: int = 6000
     moments: float = 1.0
     images: int = 200
     looked: int = 40
     learning_rate: float = 4e-3
+    deformation: float = 0.05
     tries: int = 8
     temperature: float = 4.0
 
@@ -99,6 +101,8 @@ class Replayed(StatisticsGeneration):
         ]
         if type(self.tries) is int and self.tries > MAX_TRIES:
             problems.append(f"tries is {self.tries}; allowed are 1 to {MAX_TRIES}")
+        if not (type(self.deformation) in (int, float) and 0.0 <= self.deformation <= MAX_DEFORMATION):
+            problems.append(f"deformation is {self.deformation}; allowed are 0 to {MAX_DEFORMATION}")
         return problems
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
@@ -153,7 +157,8 @@ class Replayed(StatisticsGeneration):
         def made(trained: nn.Module) -> Generator:
             return Generator.of(
                 copy.deepcopy(trained), latent=self.latent, record_shape=shape, shares=laws.shares, labeller=labeller,
-                low=self.low, high=self.high, tries=self.tries, temperature=self.temperature,
+                low=self.low, high=self.high, deformation=self.deformation, tries=self.tries,
+                temperature=self.temperature,
             )  # fmt: skip
 
         preview = fitting.preview
@@ -189,6 +194,7 @@ class Replayed(StatisticsGeneration):
             images=each,
             looked=min(each, max(2, -(-self.looked // classes))),
             weight=self.moments,
+            deformation=self.deformation,
         )
 
 

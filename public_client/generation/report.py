@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpswd.public_client.generation.export import origin
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.pictures import is_image, sheet
-from dpswd.shared.core.errors import rounded
 from dpswd.shared.files import write_public
 
 _STYLE = (
@@ -50,22 +50,11 @@ def write_report(generator: Generator, path: Path, *, seed: int = 0) -> None:
     write_public(path, report_page(generator, seed=seed).encode("utf-8"))
 
 
-def _price(facts: Any) -> str:
-    cost = facts.get("guarantee")
-    if not cost:
+def _price(facts: Mapping[str, Any]) -> str:
+    rows = origin(facts)
+    if not rows:
         return "<h2>Price</h2><p>The file states none: treat the rows as private.</p>"
-    method = dict(facts["method"])
-    rows = [
-        ("guarantee", f"epsilon {rounded(cost['epsilon'], up=True)} at delta {cost['delta']:g}, {cost['neighbours']}"),
-        ("covers", cost["covers"]),
-        ("accountant", cost["accountant"]),
-        ("released", f"{facts['releases']}, of {facts['records']} records, in {facts['steps']} step(s)"),
-        ("method", f"{method.pop('name')} {json.dumps(method, sort_keys=True)}"),
-        ("seeds", json.dumps(facts["seeds"])),
-        ("receipts", f"run {facts['receipts']['run']}, signed by ledger {facts['receipts']['ledger_public_key']}"),
-        ("purpose", facts["purpose"] or "none was given"),
-    ]
-    table = "".join(f"<tr><th>{name}</th><td><code>{html.escape(str(text))}</code></td></tr>" for name, text in rows)
+    table = "".join(f"<tr><th>{name}</th><td><code>{html.escape(text)}</code></td></tr>" for name, text in rows.items())
     return f"<h2>Price</h2><table>{table}</table>"
 
 

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +130,7 @@ class Schema:
     @property
     def starts(self) -> list[int]:
         """The first bin of each column."""
-        starts = [0]
-        for column in self.columns[:-1]:
-            starts.append(starts[-1] + len(column.bounds))
-        return starts
+        return list(accumulate((len(column.bounds) for column in self.columns[:-1]), initial=0))
 
     def snapped(self, records: Tensor) -> Tensor:
         """Drawn values (n, columns) as a table holds them: codes exactly, numbers within bounds, whole where told."""

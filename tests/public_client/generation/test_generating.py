@@ -86,7 +86,7 @@ def test_the_file_is_the_generator_and_says_where_it_comes_from(tmp_path):
         with pytest.raises(InvalidValue, match="rows"):
             again.sample(wrong)
     whole = path.read_bytes()
-    for damaged in (whole[:-8], whole.replace(b"shares", b"sharks"), whole.replace(b"generator-3", b"generator-9")):
+    for damaged in (whole[:-8], whole.replace(b"shares", b"sharks"), whole.replace(b"generator-4", b"generator-9")):
         path.write_bytes(damaged)
         with pytest.raises(DataInvalid):
             load_generator(path)

@@ -159,7 +159,8 @@ def test_the_file_holds_all_of_it_and_the_page_and_the_card_say_so(fitted, tmp_p
             "replace-one",
             "at delta 0.0001",
             "accountant",
-            "seed of the fit 3, of this draw 0",
+            "seed of the fit: 3",
+            "seed of this draw: 0",
             "single people",
         ):
             assert word in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.evidence import certificate
 from dpswd.public_client.evidence.certificate import certificate_of
 from dpswd.public_client.evidence.evidence import Evidence
-from dpswd.public_client.generation import Gaussian, load_generator
+from dpswd.public_client.generation import Column, Gaussian, Replayed, Schema, Tabular, load_generator
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.ladder.check import check, derive
 from dpswd.public_client.replay.views import FeatureView
@@ -52,10 +53,10 @@ def network(seed: int = 0) -> Model:
     return Model(nn.Sequential(nn.Linear(COLUMNS, 8), nn.Tanh()).eval(), nn.Linear(8, CLASSES).eval())
 
 
-def mock() -> MockCurator:
-    description = mock_description(records=RECORDS, record_shape=(COLUMNS,), epsilon=8.0, delta=1e-5, classes=CLASSES)
+def mock(shape: tuple[int, ...] = (COLUMNS,)) -> MockCurator:
+    description = mock_description(records=RECORDS, record_shape=shape, epsilon=8.0, delta=1e-5, classes=CLASSES)
     records, labels = rows(RECORDS, 2)
-    held = 0.5 * records
+    held = (0.5 * records).repeat(1, math.prod(shape) // COLUMNS).reshape(-1, *shape)
     return MockCurator(description, records=lambda n: held[:n], labels=labels.numpy(), randomness=lambda n: bytes(n))
 
 
@@ -95,12 +96,14 @@ def of_method(method):
     return make
 
 
-def of_generator(folder):
-    curator = mock()
-    method = Gaussian(low=0.0, high=1.0, typical=0.7)
-    plan, _ = plan_generator(curator, method, epsilon=4.0)
-    generate(curator, plan, seed=1, device="cpu", progress=False).save(folder / FILE)
-    return Made(bytes.fromhex(curator.describe().ledger_public_key))
+def of_generator(method, shape=(COLUMNS,)):
+    def make(folder):
+        curator = mock(shape)
+        plan, _ = plan_generator(curator, method, epsilon=4.0)
+        generate(curator, plan, seed=1, device="cpu", progress=False).save(folder / FILE)
+        return Made(bytes.fromhex(curator.describe().ledger_public_key))
+
+    return make
 
 
 def of_publication(folder):
@@ -115,12 +118,17 @@ def of_publication(folder):
     return Made(site.key, Model(*prepared_network()), prepared_source())
 
 
+GAUSSIAN = Gaussian(low=0.0, high=1.0, typical=0.7)
+IMAGES = Replayed(low=0.0, axes=20, coordinates=10, waves=12, width=4, pretraining=3, updates=6, images=30, looked=9)
+TABLE = tuple(Column(name=f"x{i}", kind="numeric", low=0.0, high=1.0, bins=4) for i in range(COLUMNS))
 QUICK = Replay(directions=50, tuning_steps=100, source_records=600)
 KINDS = {
     "replay": of_method(QUICK),
     "statistics": of_method(Statistics()),
     "all weights": of_method(AllWeights(directions=8)),
-    "generator": of_generator,
+    "gaussian": of_generator(GAUSSIAN),
+    "replayed": of_generator(IMAGES, (1, 8, 9)),
+    "tabular": of_generator(Tabular(schema=Schema(TABLE), fitted_rows=500, updates=5)),
     "publication": of_publication,
 }
 
@@ -187,7 +195,7 @@ def test_replies_of_another_run_are_detected(made, tmp_path):
     assert "the evidence is not the one that was certified" in findings_of(tmp_path, own)
 
 
-@pytest.mark.parametrize("kind", ["replay", "statistics", "all weights", "generator"])
+@pytest.mark.parametrize("kind", ["replay", "statistics", "all weights", "gaussian", "replayed", "tabular"])
 def test_one_seed_gives_one_file(tmp_path, kind):
     """On one thread and on four; of two ledgers, whose keys and run ids differ: all but certificate and receipts."""
     before, files = torch.get_num_threads(), []
@@ -235,7 +243,7 @@ def test_receipts_that_say_too_little_do_not_cost_the_model(tmp_path, monkeypatc
         raise InvalidValue("the receipts do not state what was charged")
 
     monkeypatch.setattr(certificate, "certificate_of", refuse)
-    for name, make in (("model", of_method(Statistics())), ("generator", of_generator)):
+    for name, make in (("model", of_method(Statistics())), ("generator", of_generator(GAUSSIAN))):
         (tmp_path / name).mkdir()
         make(tmp_path / name)
         assert [file.name for file in (tmp_path / name).iterdir()] == [FILE]
@@ -254,6 +262,6 @@ def test_what_no_file_holds_is_said(tmp_path):
 
 
 def test_a_generator_that_was_read_is_drawn_from_and_has_no_evidence(tmp_path):
-    of_generator(tmp_path)
+    of_generator(GAUSSIAN)(tmp_path)
     assert load_generator(tmp_path / FILE).evidence is None
     assert np.isfinite(load_generator(tmp_path / FILE).sample(10)[0].numpy()).all()
