@@ -43,6 +43,7 @@ from dpswd.public_client.generation.pictures import write_sheet
 from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.generation.replayed import Replayed
 from dpswd.public_client.generation.scattering import computed
+from dpswd.public_client.testing.mock import mock_description
 from dpswd.public_client.training.run import Release
 from dpswd.shared.devices import resolve_device
 
@@ -50,7 +51,7 @@ RESULTS = Path(__file__).parent / "results" / "generate.json"
 HELD_OUT_RESULTS = RESULTS.with_name("generate-held-out.json")
 HELD_OUT = 10_000
 CACHE = Path.home() / ".cache" / "dpswd-benchmarks"
-DELTA, ROWS = 1e-5, 60_000
+DELTA, ROWS, SHAPE = 1e-5, 60_000, (1, 28, 28)
 AGREEING = 2_000
 """Rows of which it is seen whether the discriminant gives them the class that was asked for."""
 NAMES, EPSILONS, SEEDS = ("mnist", "fashion", "usps", "digits"), (1.0, 0.2, 10.0), (0, 1, 2)
@@ -71,18 +72,15 @@ class Cached(Replayed):
         return nn.Flatten().eval()
 
     def fit(self, run: Release, features: nn.Module, fitting: Fitting) -> Generator:  # noqa: ARG002 - the same
-        return self.fitted(self.read(run, fitting), whole(self), _Shape.record_shape, fitting)
+        return self.fitted(self.read(run, fitting), whole(self, run.plan.records), SHAPE, fitting)
 
 
-def whole(method: Replayed) -> Joint:
-    """The features of 28 x 28 images."""
-    features = Replayed.features(method, _Shape())
+def whole(method: Replayed, records: int) -> Joint:
+    """The features of so many 28 x 28 images."""
+    description = mock_description(records=records, record_shape=SHAPE, epsilon=1.0, delta=DELTA, classes=10)
+    features = Replayed.features(method, description)
     assert isinstance(features, Joint)
     return features
-
-
-class _Shape:
-    record_shape = (1, 28, 28)
 
 
 def classifiers() -> dict[str, nn.Module]:
@@ -182,7 +180,7 @@ def projected(method: Replayed, images: Tensor, path: Path, device: torch.device
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.npy")
-        joint = whole(method).to(device)
+        joint = whole(method, len(images)).to(device)
         np.save(fresh, torch.cat([computed(joint, part.to(device)).cpu() for part in images.split(10_000)]).numpy())
         fresh.replace(path)
     values: npt.NDArray[np.float32] = np.load(path)

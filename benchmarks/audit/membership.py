@@ -6,14 +6,14 @@
 Two worlds differ in one replaced record. **Membership**: it is odd in all that is read of it, or as others are.
 **Attribute**: it is odd in one column, which the attacker knows, and in the last column and its class, or not. A
 generator is fitted, or a model adapted, in both worlds: by `Statistics`, by the ladder's rungs "glance" and "layers"
-(`Normalisation`), and by its rung "labels" (`Recalibrate`). The attacker sees the file alone: of a generator the shares
+(`Normalisation`), "labels" (`Recalibrate`) and, of 600 records, "views" (`Replay`, along directions that are the same
+in all trials, for they are public). The attacker sees the file alone: of a generator the shares
 of the odd category and class among 2,000 drawn rows, of a model its scores at the odd record and at usual ones.
 **Likelihood-ratio attack** (Carlini and others, S&P 2022): half of the trials are shadows, whose statistics give a
 normal law for each world; the ratio of the two is the score of the other half. Of these a part chooses side and
 threshold, the rest give Clopper-Pearson limits and from these a lower bound on epsilon that holds with 95%
-(`benchmarks.audit.bounds`). The claim, epsilon 1, must not be refuted; that of a curator without noise must be. The
-rung "views" is not attacked here: one fit takes a quarter of a minute, and mostly keeps the model; its release is, by
-`benchmarks.audit.canaries`. Seeds draw the noise.
+(`benchmarks.audit.bounds`). The claim, epsilon 1, must not be refuted; that of a curator without noise must be. Seeds
+draw the noise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.schema import Column, Schema
 from dpswd.public_client.generation.tabular import Tabular
-from dpswd.public_client.methods import Normalisation, Recalibrate, Statistics
+from dpswd.public_client.methods import Normalisation, Recalibrate, Replay, Statistics
 from dpswd.public_client.training.method import Method
 
 RESULTS = Path(__file__).parents[1] / "results" / "audit-membership.json"
@@ -115,13 +115,25 @@ def trained() -> tuple[nn.Module, nn.Module]:
     return model
 
 
-def of_rung(secret: str, holds: bool, seed: int, *, method: Method) -> Values:
+class SameDirections(HeldRecords):
+    """Of one step: the noise has a seed of its own, and directions, which are public, are the same each time."""
+
+    def __init__(self, site: Site, *, classes: int, delta: float, seed: int) -> None:
+        super().__init__(site, classes=classes, delta=delta, seed=seed)
+        seeds = iter((self._randomness(32), bytes(32)))  # first the noise's is asked for, then the directions'
+        self._randomness = lambda _: next(seeds)
+
+
+def of_rung(
+    secret: str, holds: bool, seed: int, *, method: Method, records: int = _SITE, moved: float = 1.5,
+    kind: type[HeldRecords] = HeldRecords,
+) -> Values:  # fmt: skip
     """The same of a network that a rung adapts to a hospital whose columns and class frequencies have moved."""
-    values, labels = table(2, _SITE, 1.5)
+    values, labels = table(2, records, moved)
     values[-1], labels[-1] = _FAR if holds else -_FAR, int(holds)
     if secret == ATTRIBUTE:
         values[-1, :-1] = _FAR
-    curator = HeldRecords(Site(values.numpy(), labels.numpy()), classes=2, delta=DELTA, seed=seed)
+    curator = kind(Site(values.numpy(), labels.numpy()), classes=2, delta=DELTA, seed=seed)
     looked = torch.full((3, _COLUMNS), _FAR) * torch.tensor([[1.0], [-1.0], [0.0]])
     return scored(method, curator, copy.deepcopy(trained()), table(1, 600, 0.0), looked)
 
@@ -147,6 +159,13 @@ ARTEFACTS: Mapping[str, Callable[[str, bool, int], Values]] = {
     "statistics": of_statistics,
     "glance and layers": functools.partial(of_rung, method=Normalisation(asks="all")),
     "labels": functools.partial(of_rung, method=Recalibrate()),
+    "views": functools.partial(
+        of_rung,
+        method=Replay(directions=60, tuning_steps=60, source_records=600),
+        records=600,
+        moved=2.0,
+        kind=SameDirections,
+    ),
 }
 
 

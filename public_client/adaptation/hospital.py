@@ -88,15 +88,9 @@ class Hospital(AbstractContextManager["Hospital"]):
 
         def connect() -> dict[str, Curator]:
             own = Curator.connect(
-                address,
-                credentials=credentials,
-                timeout_s=timeout_s,
-                patience_s=patience_s,
-                start_s=start_s,
-                run_directory=run_directory,
-                server_name=server_name,
-                purpose=purpose,
-            )
+                address, credentials=credentials, timeout_s=timeout_s, patience_s=patience_s, start_s=start_s,
+                run_directory=run_directory, server_name=server_name, purpose=purpose,
+            )  # fmt: skip
             return {address: own}
 
         return cls(shared_curators(connect)[address])

@@ -58,21 +58,7 @@ class Curator(AbstractContextManager["Curator"]):
         start_s: float | None = None, run_directory: str | Path | None = None, server_name: str | None = None,
         purpose: str = "",
     ) -> Curator:  # fmt: skip
-        """Connects with mutual TLS and proves the connection by one free request.
-
-        Args:
-            address: ``host:port``.
-            credentials: directory with ca.crt, client.crt and client.key, as the operator handed them out.
-            timeout_s: deadline of one attempt, in seconds.
-            patience_s: how long a lost connection is tried again, in seconds.
-            start_s: how long a curator that does not answer yet is waited for here, in seconds; by default 10, or
-                `patience_s` if that is less.
-            run_directory: where receipts.jsonl is written; nowhere by default.
-            server_name: the name in the curator's certificate, where the address differs from it.
-            purpose: why runs are opened, for the hospital's ledger: one line of at most 200 characters.
-
-        Returns:
-            The open connection; close it, or use it in a ``with`` statement.
+        """See `Hospital.connect`; close it, or use it in a ``with`` statement.
 
         Raises:
             SettingsError: the credentials or the address are incomplete.

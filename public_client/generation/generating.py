@@ -44,19 +44,7 @@ def plan_generator(
     batch_size: int | None = None,
     extractor: nn.Module | None = None,
 ) -> tuple[Plan, Quote]:
-    """What fitting a generator would release and cost, and the curator's own answer; nothing is spent.
-
-    Args:
-        curator: a connection.
-        method: with its settings.
-        epsilon: what the whole run may cost.
-        steps: T; the method's usual number by default.
-        batch_size: b; the method's usual number by default.
-        extractor: the team's own, in the place of the method's features.
-
-    Raises:
-        InvalidValue: the curator does not offer it, or a number is out of range.
-    """
+    """See `Hospital.plan_generator`; with the curator's own answer, and T and b, by default the method's usual ones."""
     description = curator.describe()
     plan = make_plan(description, method, epsilon=epsilon, steps=steps, batch_size=batch_size)
     return quoted(curator, Declarable.of(_features(method, description, extractor), plan.record_shape), plan)
@@ -73,20 +61,9 @@ def generate(
     progress: bool = True,
     preview: Preview | None = None,
 ) -> Generator:
-    """Opens the run, **which charges all of it**, fits a generator to what is released, and states its origin.
-
-    Args:
-        curator: a connection.
-        plan: of a method of generation.
-        extractor: the team's own, in the place of the method's features, where the method takes one.
-        seed: of the client's random choices; the curator's noise has none.
-        device: "auto", "cpu" or "cuda".
-        directory: keeps requests and answers; repeated with the same directory, the run is not charged again.
-        progress: shows bars with epsilon on standard error.
-        preview: shown the generator a few times during the fit.
+    """See `Hospital.generate`; states the generator's origin, and shows it to `preview` a few times during the fit.
 
     Raises:
-        BudgetExhausted: the plan does not fit; nothing was spent.
         SettingsError: the directory holds another run.
         InvalidValue: the plan is of no method of generation.
     """
@@ -152,11 +129,8 @@ def _facts(run: Release[Any], description: Description, *, seed: int, purpose: s
     """Where a generator comes from, in plain values."""
     plan = run.plan
     return {
-        "data_set": description.data_set,
-        "records": description.records,
-        "record_shape": list(description.record_shape),
-        "classes": description.classes,
-        "class_names": list(description.class_names),
+        **{name: getattr(description, name) for name in ("data_set", "records", "classes")},
+        **{name: list(getattr(description, name)) for name in ("record_shape", "class_names")},
         "method": plan.method.to_json(),
         "releases": plan.method.mechanism.summary(run.declared, plan.facts),
         "steps": plan.steps,

@@ -107,11 +107,8 @@ class Generator:
             raise InvalidValue(f"tries is {self.tries}; allowed are 1, and where a labeller chooses up to {MAX_TRIES}")
         if not (math.isfinite(self.temperature) and self.temperature > 0.0):
             raise InvalidValue(f"the temperature is {self.temperature}; it must be positive and finite")
-        images = len(self.record_shape) == 3
-        if not 0.0 <= self.deformation <= (MAX_DEFORMATION if images else 0.0):
-            raise InvalidValue(
-                f"deformation is {self.deformation}; allowed are 0, and for images (c, h, w) up to {MAX_DEFORMATION}"
-            )
+        if not 0.0 <= self.deformation <= (MAX_DEFORMATION if len(self.record_shape) == 3 else 0.0):
+            raise InvalidValue(f"deformation is {self.deformation}; allowed: 0, for images up to {MAX_DEFORMATION}")
         if self.schema is not None and self.record_shape != (len(self.schema.columns),):
             raise InvalidValue(f"the schema has {len(self.schema.columns)} columns for records of {self.record_shape}")
 
@@ -206,7 +203,9 @@ class Generator:
                 left = torch.arange(count)
                 for _ in range(self.tries):
                     # For every row: what a row's next draw is does not depend on how the others went.
-                    z = torch.randn((_AT_A_TIME, self.latent + self._normals), generator=own)[left]
+                    z = torch.randn((_AT_A_TIME, self.latent + (NORMALS if self.deformation else 0)), generator=own)[
+                        left
+                    ]
                     made[left], scores[left] = self._made(z, asked[left])
                     left = left[scores[left].argmax(dim=1) != asked[left]]
                     if not len(left):
@@ -221,17 +220,13 @@ class Generator:
                 probabilities.append(likely)
         return torch.cat(records), torch.cat(classes), torch.cat(probabilities)
 
-    @property
-    def _normals(self) -> int:
-        return NORMALS if self.deformation else 0
-
     def _made(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Records of these normal numbers and classes (b,), and scores; without a labeller one-hot classes."""
         kinds = functional.one_hot(labels, self.classes).float()
-        made = self.decoder.features(torch.cat([z[:, : self.latent], kinds], dim=1)).cpu()
-        made = made.reshape(-1, *self.record_shape)
+        latents, normals = z[:, : self.latent], z[:, self.latent :]
+        made = self.decoder.features(torch.cat([latents, kinds], dim=1)).cpu().reshape(-1, *self.record_shape)
         if self.deformation:
-            made = deformed(made, z[:, self.latent :], self.deformation)
+            made = deformed(made, normals, self.deformation)
         if self.low is not None or self.high is not None:
             made = made.clamp(min=self.low, max=self.high)
         if self.schema is not None:

@@ -8,7 +8,8 @@ is post-processing:
   discriminant (`dpswd.public_client.methods.statistics_head`): it labels whatever is drawn;
 * a small convolutional network, fitted until what it draws has the released sums and second moments (`network`).
 
-An image whose label is not the class that it was drawn for is drawn again. No public image of the same kind is needed.
+An image is deformed a little, and drawn again if its label is not the class that it was drawn for. No public image of
+the same kind is needed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _WHITENED = 0.25
 """The power of the second moments by whose inverse they are turned: their small directions count too."""
 _PUBLIC = 6_000  # procedural images of the pretraining
 _LEAST_SIDE, _MOST_SIDE = 8, 64  # pixels; larger images need more axes than a release carries
-_LEAST_OF_A_CLASS = 8
-"""Images of an update."""
+_LEAST_AXES, _RECORDS_OF_AN_AXIS = 30, 20  # further ones made the discriminant of MNIST worse at epsilon 1
+_LEAST_OF_A_CLASS = 8  # images of an update
 _TAUGHT = 12_000  # records times epsilon (docs/ml-team/generate.md)
 
 
@@ -55,9 +56,9 @@ class Replayed(StatisticsGeneration):
     Attributes:
         low: black, public.
         high: white; drawn values lie between them.
-        axes: of the shapes' features.
+        axes: of the shapes' features, at most.
         power: of an axis's variance over procedural images, by which it is divided.
-        coordinates: of the pixels, along axes of procedural images.
+        coordinates: of the pixels, along axes of procedural images, at most.
         waves: random directions of the pixels, over three scales.
         latent: dimension of what an image is drawn from.
         width: of the network.
@@ -67,7 +68,7 @@ class Replayed(StatisticsGeneration):
         images: of an update.
         looked: of them whose shapes are computed, which takes most of the time.
         learning_rate: at the start.
-        deformation: of drawn images, in half sides: a small random one makes what is learned of them hold beside them.
+        deformation: of drawn images, in half sides.
         tries: draws of an image, at most, until the discriminant gives it the class that was asked for.
         temperature: divides the discriminant's scores before they become probabilities: sure labels teach less.
     """
@@ -112,22 +113,20 @@ class Replayed(StatisticsGeneration):
 
     def features(self, description: Description) -> nn.Module:
         """See `GenerationMethod`: a scattering on axes of procedural images, and coordinates and waves of pixels."""
-        shape = _image(description.record_shape)
+        shape, axes = _image(description.record_shape), _carried(self.axes, description)
         # A copy: the numbers are shared by all calls of a process, and a resumed run may load others.
-        return self._joint(
-            copy.deepcopy(scattering_features(shape, low=self.low, high=self.high, axes=self.axes, power=self.power)),
-            shape,
-        )
+        seen = scattering_features(shape, low=self.low, high=self.high, axes=axes, power=self.power)
+        return self._joint(copy.deepcopy(seen), description)
 
     def wrapped(self, extractor: nn.Module, description: Description) -> nn.Module:
         """See `GenerationMethod`: the team's features, brought to one norm, in the scattering's place."""
-        shape = _image(description.record_shape)
         with torch.no_grad():
-            width = extractor(torch.full((1, *shape), self.low)).shape[1]
-        return self._joint(nn.Sequential(extractor, OnSphere(width)), shape)
+            width = extractor(torch.full((1, *_image(description.record_shape)), self.low)).shape[1]
+        return self._joint(nn.Sequential(extractor, OnSphere(width)), description)
 
-    def _joint(self, seen: nn.Module, shape: tuple[int, int, int]) -> Joint:
-        own = public_axes(shape, low=self.low, high=self.high, count=self.coordinates, power=self.power)
+    def _joint(self, seen: nn.Module, description: Description) -> Joint:
+        shape, count = _image(description.record_shape), _carried(self.coordinates, description)
+        own = public_axes(shape, low=self.low, high=self.high, count=count, power=self.power)
         joint = Joint(seen, Coordinates(*own), Waves(shape, self.low, self.high, self.waves), SHARES)
         return joint.requires_grad_(False).eval()
 
@@ -218,6 +217,11 @@ def _head(laws: Classes) -> nn.Linear:
         made.weight.copy_(torch.from_numpy(head.weight) / RECORD_NORM)
         made.bias.copy_(torch.from_numpy(head.bias))
     return made
+
+
+def _carried(axes: int, description: Description) -> int:
+    """Of so many axes those that a release of these records can tell of; the first ones matter most."""
+    return min(axes, max(_LEAST_AXES, description.records // _RECORDS_OF_AN_AXIS))
 
 
 def _image(record_shape: tuple[int, ...]) -> tuple[int, int, int]:

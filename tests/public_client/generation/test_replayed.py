@@ -111,6 +111,13 @@ def test_a_plan_for_so_few_records_says_that_rows_were_noise_there(records, epsi
     assert ("at 1,300 all was noise" in str(plan)) == few
 
 
+@pytest.mark.parametrize(("records", "axes"), [(100, 30), (900, 45), (60_000, 60)])
+def test_fewer_records_are_seen_along_fewer_axes(records, axes):
+    description = mock_description(records=records, record_shape=(1, 8, 8), epsilon=9.0, delta=1e-5, classes=10)
+    features = replace(SMALL, coordinates=60).features(description)
+    assert features(torch.zeros(1, 1, 8, 8)).shape == (1, axes + axes + 2 * SMALL.waves)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(3, 14, 18), (1, 36, 20)])
 def test_images_of_other_sizes_and_colours_are_drawn(shape):
