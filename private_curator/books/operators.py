@@ -149,7 +149,9 @@ class Operator:
             SettingsError: the ledger would not take it from this operator.
         """
         by = self.named
-        if self.first is not None:
+        if self.first is None:
+            self.propose()
+        else:
             by["first"] = self.first
         last = head(session)
         if self.key is not None and last is not None:

@@ -78,7 +78,9 @@ def certificates(
     """Shows every client's certificate that counts, with its expiry; or makes the curator's own, and its keys."""
     if chosen_act(renew_server=renew_server, make=make, rotate_ledger_key=reason) is None:
         _show(home)
-    elif reason is not None:
+        return
+    home.acting.propose()
+    if reason is not None:
         click.echo(f"{home.rotate_ledger_key(reason=reason)} signs the ledger now: keep it safe, and make a backup")
     elif make:
         home.authority.create(names=names, data_set=configuration.load(home.path).records.name)

@@ -24,6 +24,7 @@ from dpswd.private_curator.cli.records import contract_options, reading, reading
 from dpswd.private_curator.cli.requests import requests
 from dpswd.private_curator.cli.serving import parse_address, preflight, serve, settings
 from dpswd.private_curator.cli.showing import explain, format_option, show
+from dpswd.private_curator.cli.sign_in import sign_in, sign_out
 from dpswd.private_curator.operator import guards
 from dpswd.private_curator.records.labels import NO_CLASSES
 from dpswd.private_curator.records.opening import open_source
@@ -39,6 +40,7 @@ class _Curator(common.Program):
         "Every day": ("serve", "console", "budget", "clients", "approve", "requests", "runs", "history", "publish"),
         "Sometimes": ("init", "preflight", "add", "records", "apply", "ledger", "report", "incidents"),
         "Rarely": ("describe", "certificates", "extractors", "operators", "settings", "cluster"),
+        "With your hospital's accounts": ("sign-in", "sign-out"),
     }
 
 
@@ -189,4 +191,5 @@ for command in (serve, console, budget, clients, approve, requests, runs, histor
     main.add_command(command)
 for command in (add, records, describe, report, ledger, incidents, certificates, extractors, operators, cluster):
     main.add_command(command)
-main.add_command(settings)
+for command in (settings, sign_in, sign_out):
+    main.add_command(command)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from urllib.parse import quote
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -16,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from dpswd.private_curator.console.pages import Pages, download
-from dpswd.private_curator.console.people import Role
 from dpswd.private_curator.operator import acts
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import report_page, signed_page
@@ -68,10 +66,7 @@ class Acts:
     def _at(self, request: Request) -> HomeDirectory:
         """The home, under the name of whoever signed in."""
         person = request.state.session.person
-        if person is None:
-            return self._home
-        seconds = Role.OPERATOR not in person.roles
-        acting = replace(self._home.acting, subject=person.subject, seconds_only=seconds)
+        acting = self._home.acting if person is None else person.through(self._home.acting)
         return HomeDirectory(self._home.path, operator=acting)
 
     def _plain(self, act: str, path: str, said: str) -> Callable[[Request, FormData], Response]:

@@ -24,6 +24,8 @@ from dpswd.shared.core.errors import SettingsError
 
 COOKIE = "dpswd-console"
 SIGN_IN = "/sign-in"
+ANSWER = "/sign-in/answer"
+"""Where the provider sends a browser back to; registered there, behind each origin of the console."""
 LIVE = "live"
 """In the query of what a page asks by itself."""
 MAX_FORM_BYTES = 64 * 1024

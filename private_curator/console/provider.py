@@ -17,13 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dpswd.private_curator.console.people import Person, SignInRefused, claimed
+from dpswd.private_curator.console.sessions import FLOW_S
 from dpswd.private_curator.settings.groups import ConsoleSettings
 from dpswd.shared.core.errors import SettingsError
 
 _log = logging.getLogger(__name__)
 
-FLOW_S = 600
-"""How long somebody may take at the provider."""
 _MOST_FLOWS = 64
 _LEEWAY_S = 60  # that two clocks may differ
 _ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dpswd.private_curator.operator.publishing import Preview
     from dpswd.shared.protocol.publications import Proposal
 
+FLOW_S = 600
+"""How long somebody may take at the provider."""
 SESSION_S = 8 * 3600.0
 """A session ends after a working day, whatever happens in it."""
 IDLE_S = 3600.0

@@ -218,6 +218,7 @@ def released(asked: Publishing, *, purpose: str, agreed: Callable[[Preview], obj
     if copy is not None:
         check_purpose(copy, purpose)
         return copy, False
+    asked.home.acting.propose()
     with CuratorServer(asked.home, configuration.load(asked.home.path)) as server:
         service = server.ready()
         charged = not asked.charged(service)

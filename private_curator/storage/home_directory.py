@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pwd
@@ -55,16 +56,15 @@ class HomeDirectory:
         incidents: unexpected errors, for the operator.
         asks: refusals, and when clients were last seen.
         checks: when the ledger was last verified and backed up.
-        acting: the operator; each act states the name, and the credential where there is one.
         noted_acts: acts that wait for a second operator.
         address: host:port of the serving process; there only while it serves.
     """
 
-    def __init__(self, path: Path, *, operator: str | Operator | None = None) -> None:
+    def __init__(self, path: Path, *, operator: str | Operator | Callable[[], Operator] | None = None) -> None:
         self.path = path
-        if not isinstance(operator, Operator):
+        if operator is None or isinstance(operator, str):
             operator = Operator(system_user() if operator is None else checked_operator(operator))
-        self.acting = operator
+        self._operator = operator
         self.settings = path / SETTINGS_FILE
         self.ledger = path / "ledger.db"
         self.ledger_key = path / "ledger.key"
@@ -78,6 +78,11 @@ class HomeDirectory:
         self.noted_acts = path / "noted-acts"
         self.address = path / "address"
 
+    @functools.cached_property
+    def acting(self) -> Operator:
+        """Whoever acts; raises SettingsError where nobody may."""
+        return self._operator if isinstance(self._operator, Operator) else self._operator()
+
     @property
     def operator(self) -> str:
         """The name of whoever acts, or the two names."""
@@ -89,6 +94,7 @@ class HomeDirectory:
 
     def read_ledger_key(self) -> SigningKey:
         """The ledger's key; of several, the one that the ledger names. Raises what `KeyPlaces` does."""
+        _ = self.acting  # for whoever may act alone
         places = self.key_places()
         return places.only() or places.find(self.read_ledger().books.public_key)
 
