@@ -91,19 +91,14 @@ def certificates(
 
 
 def _show(home: HomeDirectory) -> None:
-    with home.open_ledger() as ledger:
-        issued = [(client, fingerprint) for client in ledger.clients() for fingerprint in client.fingerprints]
     rows = []
-    for client, fingerprint in issued:
-        expires = home.authority.expires(fingerprint)
-        expired = expires is not None and expires < dt.datetime.now(dt.UTC)
-        state = "revoked" if client.revoked else "expired" if expired else "valid"
-        rows.append(
-            {
-                "name": client.name,
-                "state": state if expires else f"{state}, expiry unknown",
-                "expires": expires and expires.isoformat(),
-                "fingerprint": fingerprint,
-            }
-        )
+    for client in home.read_ledger().books.clients.values():
+        for fingerprint in client.fingerprints:
+            expires = home.authority.expires(fingerprint)
+            expired = expires is not None and expires < dt.datetime.now(dt.UTC)
+            state = "revoked" if client.revoked else "expired" if expired else "valid"
+            rows.append({
+                "name": client.name, "state": state if expires else f"{state}, expiry unknown",
+                "expires": expires and expires.isoformat(), "fingerprint": fingerprint,
+            })  # fmt: skip
     show(rows, title="Certificates of clients")

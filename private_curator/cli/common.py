@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dpswd.private_curator.books.operators import Operator, checked_operator
-from dpswd.private_curator.cli.showing import chosen_format
+from dpswd.private_curator.books.operators import Operator
+from dpswd.private_curator.cli.showing import chosen_format, remember
 from dpswd.private_curator.operator.telling import ProgressReporter
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.settings.groups import ComputeSettings
@@ -172,22 +172,13 @@ home_if_given_option = optional_home_option("The curator's directory.", callback
 """``--home`` of a command of which not every act needs one."""
 
 
-def _remember_operator(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.meta[_OPERATOR] = checked_operator(value)
-
-
-def _remember_credential(context: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
-    context.meta[_CREDENTIAL] = value
-
-
 credential_option = click.option(
     "--credential",
     type=FILE,
     envvar="DPSWD_CURATOR_CREDENTIAL",
     show_envvar=True,
     expose_value=False,
-    callback=_remember_credential,
+    callback=remember(_CREDENTIAL),
     help="Your own credential, from `operators NAME --make`: proves who acts where the ledger has operators.",
 )
 """``--credential FILE`` of the program, before the command."""
@@ -197,7 +188,7 @@ operator_option = click.option(
     envvar="DPSWD_CURATOR_OPERATOR",
     show_envvar=True,
     expose_value=False,
-    callback=_remember_operator,
+    callback=remember(_OPERATOR),
     help="Who acts; each act in the ledger states the name.  [default: the system's user]",
 )
 """``--as NAME`` of the program, before the command."""

@@ -33,12 +33,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")
 
 
 class Acts:
-    """The acts of one console.
-
-    Args:
-        home: the curator's directory; its operator's name is what the ledger's entries get.
-        pages: shows what an act has found.
-    """
+    """The acts of one console, by the operator of its home; pages show what an act has found."""
 
     def __init__(self, home: HomeDirectory, *, pages: Pages) -> None:
         self._home = home
@@ -167,11 +162,7 @@ class Acts:
 
 
 def field(form: FormData, name: str) -> str:
-    """A text field of a form.
-
-    Raises:
-        InvalidValue: it is missing or empty.
-    """
+    """A text field of a form; raises InvalidValue: it is missing or empty."""
     value = form.get(name)
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue(f"the field {name!r} is empty; nothing was done")
@@ -179,11 +170,7 @@ def field(form: FormData, name: str) -> str:
 
 
 def uploaded(form: FormData, name: str) -> bytes:
-    """A file of a form.
-
-    Raises:
-        InvalidValue: there is none.
-    """
+    """A file of a form; raises InvalidValue: there is none."""
     file = form.get(name)
     if not isinstance(file, UploadFile) or not file.filename:
         raise InvalidValue(f"no {name} was chosen; choose its file. Nothing was done")
@@ -191,11 +178,7 @@ def uploaded(form: FormData, name: str) -> bytes:
 
 
 def number(form: FormData, name: str) -> float:
-    """A number of a form.
-
-    Raises:
-        InvalidValue: it is none.
-    """
+    """A number of a form; raises InvalidValue: it is none."""
     text = field(form, name)
     if not _NUMBER.fullmatch(text):
         raise InvalidValue(f"{name} is {text[:20]!r}; write a number such as 0.5")

@@ -52,15 +52,13 @@ Act = Callable[[Request, FormData], Response]
 def console(
     home: HomeDirectory, *, origins: frozenset[str], announce: Callable[[str], None], on_socket: bool = False
 ) -> Door:
-    """The console of one curator, to be served by any ASGI server.
+    """The console of one curator, to be served by any ASGI server; raises SettingsError where its settings cannot work.
 
     Args:
         home: the curator's directory.
         origins: under which a browser sees it, see `origins_of`.
         announce: shows a token to the operator alone, where nobody else signs people in.
         on_socket: whether it listens on a Unix socket.
-
-    Raises SettingsError where the settings cannot work.
     """
     vouching = who_vouches(home, on_socket=on_socket)
     sessions = Sessions(announce if vouching is None else None)

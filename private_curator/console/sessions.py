@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dpswd.private_curator.operator.publishing import Preview
     from dpswd.shared.protocol.publications import Proposal
 
-FLOW_S = 600
-"""How long somebody may take at the provider."""
 SESSION_S = 8 * 3600.0
 """A session ends after a working day, whatever happens in it."""
 IDLE_S = 3600.0
@@ -71,12 +69,7 @@ class Session:
 
 
 class Sessions:
-    """All of them.
-
-    Args:
-        announce: is told each new token; shows it to the operator alone. None where no token signs in.
-        clock: seconds that only grow.
-    """
+    """All of them; `announce` shows each new token to the operator alone, and is None where no token signs in."""
 
     def __init__(self, announce: Callable[[str], None] | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._announce = announce
