@@ -86,7 +86,11 @@ class ClientActs(RunActs[Register]):
             return tuple(asked for asked in self._books.requests.values() if client in (None, asked.client))
 
     def run(self, *, client: str, run_id: str) -> Run:
-        """A run of this client; raises GrantNotHeld: it does not exist or is another client's."""
+        """A run of this client.
+
+        Raises:
+            GrantNotHeld: it does not exist or is another client's.
+        """
         with self._reading() as connection:
             return held_run(connection, self.accounting, client, run_id)
 

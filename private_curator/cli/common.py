@@ -38,8 +38,8 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 """The type of an option that names a file."""
 SERVING = "serve"
 """The command whose output is a log."""
-_OF_NOBODY = {SERVING, "preflight", "console", "backup", "sign-in", "sign-out"}
-"""Commands in which nobody acts, or says by themselves who does."""
+_OF_NOBODY = {SERVING, "preflight", "console", "backup"}
+"""Commands in which nobody acts; the console says by itself who does."""
 _OPERATOR = f"{__name__}.operator"
 _CREDENTIAL = f"{__name__}.credential"
 _TYPED = f"{__name__}.typed"

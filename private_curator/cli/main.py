@@ -24,7 +24,6 @@ from dpswd.private_curator.cli.records import contract_options, reading, reading
 from dpswd.private_curator.cli.requests import requests
 from dpswd.private_curator.cli.serving import parse_address, preflight, serve, settings
 from dpswd.private_curator.cli.showing import explain, format_option, show
-from dpswd.private_curator.cli.sign_in import sign_in, sign_out
 from dpswd.private_curator.operator import guards
 from dpswd.private_curator.records.labels import NO_CLASSES
 from dpswd.private_curator.records.opening import open_source
@@ -39,7 +38,7 @@ class _Curator(common.Program):
     sections: ClassVar = {
         "Every day": ("serve", "console", "budget", "clients", "approve", "requests", "runs", "history", "publish"),
         "Sometimes": ("init", "preflight", "add", "records", "apply", "ledger", "report", "incidents"),
-        "Rarely": ("describe", "certificates", "extractors", "operators", "settings", "cluster", "sign-in", "sign-out"),
+        "Rarely": ("describe", "certificates", "extractors", "operators", "settings", "cluster"),
     }
 
 
@@ -176,6 +175,6 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
 
 for command in (
     add, apply, approve, budget, certificates, clients, cluster, console, describe, extractors, history, incidents,
-    ledger, operators, preflight, publish, records, report, requests, runs, serve, settings, sign_in, sign_out,
+    ledger, operators, preflight, publish, records, report, requests, runs, serve, settings,
 ):  # fmt: skip
     main.add_command(command)

@@ -31,7 +31,7 @@ from dpswd.shared.core.ledger.receipts import canonical_json
 from dpswd.shared.files import write_private
 
 _KIND = b"dpswd-1 sign-in\0"  # in front of what the ledger's key signs here
-_BEGIN = "sign in with `dpswd-curator sign-in`; nothing was done"
+_BEGIN = "sign in with `dpswd-curator operators --sign-in`; nothing was done"
 
 
 def sign_in(home: HomeDirectory, address: str, *, ask: Callable[[str], str]) -> tuple[Person, dt.datetime]:

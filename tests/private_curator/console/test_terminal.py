@@ -73,7 +73,7 @@ def at(tmp_path, provider, monkeypatch):
 
 
 def test_whoever_signs_in_acts_under_their_own_number_and_no_longer_after_signing_out(at):
-    at.refused(*FREEZE, because="sign in with `dpswd-curator sign-in`")
+    at.refused(*FREEZE, because="sign in with `dpswd-curator operators --sign-in`")
     person, _ = at.sign_in()
     assert person.subject["name"] == "Dr. Anna Weiss"
     assert at.note.stat().st_mode & 0o777 == 0o600
@@ -85,7 +85,7 @@ def test_whoever_signs_in_acts_under_their_own_number_and_no_longer_after_signin
     assert by["subject"] == {"issuer": at.provider.issuer, "sub": "7f3a", "name": "Dr. Anna Weiss"}
     assert "Dr. Anna Weiss (7f3a at https://localhost" in Record(at.home).history[-1].who
     for _ in range(2):
-        assert at.run("sign-out").output == "nobody is signed in\n"
+        assert at.run("operators", "--sign-out").output == "nobody is signed in\n"
     at.refused("budget", "--unfreeze", "--reason", "x", because="have not signed in")
 
 
@@ -113,7 +113,7 @@ def test_what_the_provider_did_not_sign_for_this_sign_in_is_refused(at, forgery)
 def test_an_answer_is_good_for_its_own_sign_in_once(at):
     ended = []
     at.sign_in(lambda address: ended.append(address) or address)
-    at.run("sign-out")
+    at.run("operators", "--sign-out")
     for change in (
         lambda _: ended[0],  # replayed
         lambda address: address.replace(parse_qs(urlsplit(address).query)["state"][0], "guessed"),
@@ -153,7 +153,7 @@ def test_without_a_sign_in_everybody_looks_and_nobody_acts(at, tmp_path):
     assert at.run("ledger", "backup", str(tmp_path / "copy.db")).exit_code == 0  # a job of the night
     signed = (("ledger", "verify"), ("report", "page", str(tmp_path / "page.html")))
     for command in (*ACTS, *signed):
-        at.refused(*command, because="sign in with `dpswd-curator sign-in`")
+        at.refused(*command, because="sign in with `dpswd-curator operators --sign-in`")
     made = Operator.make(tmp_path / "mine", "mine")
     at.refused(*FREEZE, because="sign in with", credential=tmp_path / "mine")  # enrolled nowhere
     assert made.credential not in str(at.home.read_ledger().entries)
@@ -248,7 +248,7 @@ def test_a_person_who_is_enrolled_needs_no_sign_in_and_whoever_speaks_for_others
 
 def test_without_a_provider_there_is_nothing_to_sign_in_to(tmp_path):
     home = made_home_without_a_past(tmp_path)
-    done = CliRunner().invoke(main, ["sign-in", "--home", str(home.path)])
+    done = CliRunner().invoke(main, ["operators", "--sign-in", "--home", str(home.path)])
     assert (done.exit_code, "no provider signs people in here" in done.output) == (3, True)
 
 
@@ -263,7 +263,7 @@ def test_the_program_signs_in_at_a_provider_of_others(published, tmp_path):
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "states"), "DPSWD_CURATOR_HOME": str(home.path)}
     program = [sys.executable, "-m", "dpswd.private_curator.cli"]
     signing = subprocess.Popen(
-        [*program, "sign-in"],
+        [*program, "operators", "--sign-in"],
         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     address = signing.stdout.readline().removeprefix("open in a browser: ").strip()
