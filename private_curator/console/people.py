@@ -29,11 +29,11 @@ class Role(enum.StrEnum):
 
 
 ACTS: Mapping[str, set[Role]] = {
-    **{path: {Role.OPERATOR, Role.AUDITOR} for path in ("/ledger/verify", "/report")},
+    **{path: {Role.OPERATOR, Role.AUDITOR} for path in ("/ledger/verify", "/ledger/export", "/report")},
     **{path: {Role.OPERATOR, Role.SECOND} for path in ("/budget/extend", "/clients/approve", "/report/state")},
     "/sign-out": set(Role),
 }
-"""Who may do what, by path; an act that is not named is an operator's alone, and every page is everybody's."""
+"""Who may do what, by path or command; what is not named is an operator's alone, and every page is everybody's."""
 
 
 class SignInRefused(InvalidValue):

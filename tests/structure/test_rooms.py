@@ -19,7 +19,7 @@ BUDGETS = {
     "private_curator/*.py": 1,
     "private_curator/books": 3_034,
     "private_curator/caps": 90,
-    "private_curator/cli": 2_451,
+    "private_curator/cli": 2_438,
     "private_curator/keys": 368,
     "private_curator/observability": 527,
     "private_curator/operator": 3_321,

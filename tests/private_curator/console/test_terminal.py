@@ -151,7 +151,7 @@ def test_without_a_sign_in_everybody_looks_and_nobody_acts(at, tmp_path):
     for command in LOOKS:
         assert at.run(*command).exit_code == 0, command
     assert at.run("ledger", "backup", str(tmp_path / "copy.db")).exit_code == 0  # a job of the night
-    signed = (("ledger", "verify"), ("report", "page", str(tmp_path / "page.html")))
+    signed = (("ledger", "verify"), ("ledger", "export"), ("report", "page", str(tmp_path / "page.html")))
     for command in (*ACTS, *signed):
         at.refused(*command, because="sign in with `dpswd-curator operators --sign-in`")
     made = Operator.make(tmp_path / "mine", "mine")
@@ -169,7 +169,7 @@ def test_a_role_holds_for_commands_as_on_the_console(at, role, tmp_path):
     for command in ACTS:
         if role != "second" or command[0] not in ("requests", "records"):  # of which there is nothing to decide here
             at.refused(*command, because=said)
-    for command in (("ledger", "verify"), ("report", "page", str(tmp_path / "page.html"))):
+    for command in (("ledger", "verify"), ("ledger", "export"), ("report", "page", str(tmp_path / "page.html"))):
         done = at.run(*command)
         assert (done.exit_code == 0) is (role == "auditor"), done.output
         assert role == "auditor" or f"the role {role} does not do this" in done.output
