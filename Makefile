@@ -107,7 +107,7 @@ bom: set-up
 # A package that the database does not know counts as a failure: "nothing known" must not mean "nobody was asked".
 AUDIT_SERVICE ?= pypi
 audit: set-up
-	@for lock in requirements.lock deploy/build.lock deploy/mutants.lock deploy/torch-cuda.lock; do \
+	@for lock in requirements.lock deploy/build.lock deploy/mutants.lock deploy/kubernetes.lock deploy/torch-cuda.lock; do \
 	  $(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --vulnerability-service $(AUDIT_SERVICE) \
 	    --requirement $$lock || { echo "audit: $$lock has vulnerabilities (listed above), or the database" \
 	    "'$(AUDIT_SERVICE)' could not be reached or does not know a package: then nothing is known of it" >&2; exit 1; }; \

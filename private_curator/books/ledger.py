@@ -219,11 +219,7 @@ class Ledger(OperatorActs, ClientActs):
             return elsewhere(self._books.place, self.location.place(session))
 
     def move(self, *, reason: str) -> None:
-        """States that it stands here from now on, and serves nowhere else.
-
-        Raises:
-            InvalidValue: it is no copy.
-        """
+        """States that it stands here from now on, and serves nowhere else; raises InvalidValue: it is no copy."""
         if not self.is_a_copy():
             raise InvalidValue(f"{self.location} stands where its entries say: there is nothing to move")
         with self._transaction("move") as transaction:

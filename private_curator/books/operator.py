@@ -149,11 +149,7 @@ class OperatorActs(Store[Register]):
         self._pause(Kind.CLIENT_PAUSED, name, reason=reason, paused=True)
 
     def resume_client(self, name: str, *, reason: str) -> None:
-        """Releases to a paused client again. Idempotent.
-
-        Raises:
-            GrantNotHeld: no such client, or it is revoked.
-        """
+        """Releases to a paused client again. Idempotent; raises GrantNotHeld: no such client, or it is revoked."""
         self._pause(Kind.CLIENT_RESUMED, name, reason=reason, paused=False)
 
     def set_cap(self, name: str, epsilon: float | None, *, reason: str, year: bool = False) -> None:
@@ -463,11 +459,7 @@ class OperatorActs(Store[Register]):
 
 
 def check_extends(old: PrivacyBudget, new: PrivacyBudget) -> None:
-    """Holds an extension to be none of the opposite.
-
-    Raises:
-        InvalidValue: epsilon or delta would shrink.
-    """
+    """Holds an extension to be none of the opposite; raises InvalidValue: epsilon or delta would shrink."""
     if new.epsilon < old.epsilon or new.delta < old.delta:
         raise InvalidValue(
             f"({new.epsilon}, {new.delta}) does not extend ({old.epsilon}, {old.delta}); neither epsilon nor delta may "
@@ -476,11 +468,7 @@ def check_extends(old: PrivacyBudget, new: PrivacyBudget) -> None:
 
 
 def checked_reason(reason: str) -> str:
-    """An act's reason as the ledger states it.
-
-    Raises:
-        InvalidValue: it has not 1 to 2000 characters.
-    """
+    """An act's reason as the ledger states it; raises InvalidValue: it has not 1 to 2000 characters."""
     if not isinstance(reason, str) or not 1 <= len(reason.strip()) <= 2000:
         raise InvalidValue("an operator's act needs a reason of 1 to 2000 characters for the log")
     return reason.strip()

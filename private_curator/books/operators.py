@@ -149,7 +149,9 @@ class Operator:
             SettingsError: the ledger would not take it from this operator.
         """
         by = self.named
-        if self.first is not None:
+        if self.first is None:
+            self.propose()
+        else:
             by["first"] = self.first
         last = head(session)
         if self.key is not None and last is not None:
@@ -260,11 +262,7 @@ class Enrolled:
         return ""
 
     def add(self, payload: Mapping[str, Any]) -> None:
-        """Enrols an operator.
-
-        Raises:
-            InvalidValue: the name or the key is taken, or is none.
-        """
+        """Enrols an operator; raises InvalidValue: the name or the key is taken, or is none."""
         name, key = checked_operator(payload["operator"]), hex_256(payload["key"], "an operator's public key")
         if name in self.keys or key in self.keys.values():
             raise InvalidValue(f"an operator {name!r}, or one with this key, is enrolled already")
@@ -274,11 +272,7 @@ class Enrolled:
         self._say(payload)
 
     def remove(self, payload: Mapping[str, Any]) -> None:
-        """Takes an operator out.
-
-        Raises:
-            InvalidValue: there is none of this name.
-        """
+        """Takes an operator out; raises InvalidValue: there is none of this name."""
         if self.keys.pop(payload["operator"], None) is None:
             raise InvalidValue(f"no operator {payload['operator']!r} is enrolled")
         self.issuers.pop(payload["operator"], None)

@@ -14,10 +14,13 @@ from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.accounting import Accounting
 from dpswd.private_curator.core.ledger.database import Session
 from dpswd.private_curator.core.ledger.requests import load_run
-from dpswd.private_curator.core.ledger.statements import Run
-from dpswd.private_curator.core.ledger.store import entries_beside_steps, head
+from dpswd.private_curator.core.ledger.statements import Kind, Run
+from dpswd.private_curator.core.ledger.store import entries_beside_steps, entries_of, head, read_entries
 from dpswd.shared.core.errors import LedgerCorrupt
+from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import SignedEntry
+
+_NO_OPENING = "the ledger does not begin with the opening of a data set"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +56,20 @@ def read_ledger(location: LedgerLocation, *, accounting: Accounting = RENYI) -> 
             books.apply(entry)
         last = head(session)
         if last is None:
-            raise LedgerCorrupt("the ledger does not begin with the opening of a data set")
+            raise LedgerCorrupt(_NO_OPENING)
         ids = session.execute("SELECT run_id FROM runs ORDER BY seq").fetchall()
         runs = tuple(load_run(session, accounting, run_id) for (run_id,) in ids)
         return LedgerReading(books, entries, runs, status_of(session, books), last)
+
+
+def read_keys(location: LedgerLocation) -> LedgerKeys:
+    """The keys that sign a ledger, out of the few entries that say so; raises what `read_ledger` does."""
+    with location.reading() as session:
+        opening = next(read_entries(session, limit=1), None)
+        if opening is None:
+            raise LedgerCorrupt(_NO_OPENING)
+        keys = LedgerKeys.of(bytes.fromhex(opening.payload["public_key"]), entries_of(session, Kind.KEY_CHANGED))
+        return LedgerKeys(keys.newest, keys.changes)
 
 
 def first_reply(session: Session, run_id: str) -> bytes | None:

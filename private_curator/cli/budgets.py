@@ -16,10 +16,16 @@ from dpswd.private_curator.cli.common import (
     record_of,
 )
 from dpswd.private_curator.cli.showing import explain, format_option, show
-from dpswd.private_curator.operator.acts import budget_of
+from dpswd.private_curator.operator import acts
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.core.privacy.budget import PrivacyBudget
+
+_DONE = {
+    "freeze": "the data set is frozen: nothing new is released",
+    "unfreeze": "the data set is open again",
+    "end": "the data set has ended: nothing is released any more",
+}
 
 
 @click.command()
@@ -41,17 +47,9 @@ from dpswd.shared.core.privacy.budget import PrivacyBudget
 @home_option
 @format_option
 def budget(
-    home: HomeDirectory,
-    freeze: bool,
-    unfreeze: bool,
-    lower: float | None,
-    extend: float | None,
-    delta: float | None,
-    end: bool,
-    yes: bool,
-    typed: str | None,
-    reason: str | None,
-) -> None:
+    home: HomeDirectory, freeze: bool, unfreeze: bool, lower: float | None, extend: float | None, delta: float | None,
+    end: bool, yes: bool, typed: str | None, reason: str | None,
+) -> None:  # fmt: skip
     """Shows what is promised, spent and left, and where spending leads; or changes it.
 
     Looking works on a read-only copy of the home. Nobody can change the budget over the network; each act is logged for
@@ -70,15 +68,10 @@ def budget(
         with home.open_ledger() as books:
             if lower is not None:
                 _lower(books, lower, delta, reason=reason)
-            elif freeze:
-                books.freeze(reason=reason)
-                click.echo("the data set is frozen: nothing new is released")
-            elif unfreeze:
-                books.unfreeze(reason=reason)
-                click.echo("the data set is open again")
             else:
-                books.end(reason=reason)
-                click.echo("the data set has ended: nothing is released any more")
+                act = act.removeprefix("--")
+                getattr(books, act)(reason=reason)
+                click.echo(_DONE[act])
 
 
 def _show(home: HomeDirectory) -> None:
@@ -103,8 +96,6 @@ def _show(home: HomeDirectory) -> None:
 
 
 def _lower(books: Ledger, epsilon: float, delta: float | None, *, reason: str) -> None:
-    from dpswd.private_curator.operator import acts
-
     status = books.status()
     target = acts.stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
     books.lower_budget(target, reason=reason)
@@ -112,8 +103,6 @@ def _lower(books: Ledger, epsilon: float, delta: float | None, *, reason: str) -
 
 
 def _extend(home: HomeDirectory, epsilon: float, delta: float | None, *, reason: str, typed: str | None) -> None:
-    from dpswd.private_curator.operator import acts
-
     typed = confirmed(acts.extension(home, epsilon=epsilon, delta=delta), typed)
     acts.extend_budget(home, epsilon=epsilon, delta=delta, reason=reason, typed=typed)
     click.echo(f"the budget is extended to epsilon {epsilon}")
@@ -130,4 +119,4 @@ def share_of(books: Ledger, *, epsilon: float | None, delta: float | None) -> Pr
         if delta is not None:
             raise SettingsError("--delta without --epsilon sets no share; give both, or neither")
         return None
-    return budget_of(books, epsilon=epsilon, delta=delta)
+    return acts.budget_of(books, epsilon=epsilon, delta=delta)

@@ -78,7 +78,9 @@ def certificates(
     """Shows every client's certificate that counts, with its expiry; or makes the curator's own, and its keys."""
     if chosen_act(renew_server=renew_server, make=make, rotate_ledger_key=reason) is None:
         _show(home)
-    elif reason is not None:
+        return
+    home.acting.propose()
+    if reason is not None:
         click.echo(f"{home.rotate_ledger_key(reason=reason)} signs the ledger now: keep it safe, and make a backup")
     elif make:
         home.authority.create(names=names, data_set=configuration.load(home.path).records.name)
@@ -89,19 +91,14 @@ def certificates(
 
 
 def _show(home: HomeDirectory) -> None:
-    with home.open_ledger() as ledger:
-        issued = [(client, fingerprint) for client in ledger.clients() for fingerprint in client.fingerprints]
     rows = []
-    for client, fingerprint in issued:
-        expires = home.authority.expires(fingerprint)
-        expired = expires is not None and expires < dt.datetime.now(dt.UTC)
-        state = "revoked" if client.revoked else "expired" if expired else "valid"
-        rows.append(
-            {
-                "name": client.name,
-                "state": state if expires else f"{state}, expiry unknown",
-                "expires": expires and expires.isoformat(),
-                "fingerprint": fingerprint,
-            }
-        )
+    for client in home.read_ledger().books.clients.values():
+        for fingerprint in client.fingerprints:
+            expires = home.authority.expires(fingerprint)
+            expired = expires is not None and expires < dt.datetime.now(dt.UTC)
+            state = "revoked" if client.revoked else "expired" if expired else "valid"
+            rows.append({
+                "name": client.name, "state": state if expires else f"{state}, expiry unknown",
+                "expires": expires and expires.isoformat(), "fingerprint": fingerprint,
+            })  # fmt: skip
     show(rows, title="Certificates of clients")

@@ -48,15 +48,9 @@ def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @format_option
 def add(
-    name: str,
-    home: HomeDirectory,
-    out: Path,
-    days: int,
-    epsilon: float | None,
-    delta: float | None,
-    replace: bool,
+    name: str, home: HomeDirectory, out: Path, days: int, epsilon: float | None, delta: float | None, replace: bool,
     renew: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Registers a client under NAME with a key that is made here: for a first try on one machine.
 
     Writes ca.crt, client.crt, client.key and ledger.pub into --out. A team elsewhere makes its key itself, and its
@@ -94,18 +88,9 @@ def add(
 @reason_option
 @table_options
 def clients(
-    name: str | None,
-    home: HomeDirectory,
-    pause: bool,
-    resume: bool,
-    share: float | None,
-    delta: float | None,
-    cap: float | None,
-    year: bool,
-    revoke: bool,
-    revoke_certificate: str | None,
-    reason: str | None,
-) -> None:
+    name: str | None, home: HomeDirectory, pause: bool, resume: bool, share: float | None, delta: float | None,
+    cap: float | None, year: bool, revoke: bool, revoke_certificate: str | None, reason: str | None,
+) -> None:  # fmt: skip
     """Shows every client, or NAME; or changes what NAME may do: a running curator obeys at its next call."""
     ends = {"revoke": revoke, "revoke_certificate": revoke_certificate}
     act = chosen_act(pause=pause, resume=resume, share=share, cap=cap, **ends, reason=reason)
@@ -172,7 +157,7 @@ def _row(client: ClientFacts) -> dict[str, Any]:
 def hand_out(home: HomeDirectory, issued: ClientCertificate, key: bytes | None, *, out: Path, title: str) -> None:
     """Writes ca.crt, client.crt, ledger.pub and, if it was made here, client.key; tells what was done."""
     home.authority.write_credentials(issued, out, key_pem=key)
-    write_public(out / LEDGER_KEY_FILE, home.read_ledger().books.keys.to_text().encode())
+    write_public(out / LEDGER_KEY_FILE, home.read_ledger_keys().to_text().encode())
     show(
         {
             "name": issued.name,

@@ -15,9 +15,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dpswd.private_curator.books.operators import Operator, checked_operator
-from dpswd.private_curator.cli.showing import chosen_format
+from dpswd.private_curator.books.operators import Operator
+from dpswd.private_curator.cli.showing import chosen_format, remember
 from dpswd.private_curator.operator.telling import ProgressReporter
+from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.settings.groups import ComputeSettings
 from dpswd.private_curator.storage.certificates import DEFAULT_NAMES
 from dpswd.private_curator.storage.home_directory import HomeDirectory
@@ -37,6 +38,8 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 """The type of an option that names a file."""
 SERVING = "serve"
 """The command whose output is a log."""
+_OF_NOBODY = {SERVING, "preflight", "console", "backup"}
+"""Commands in which nobody acts; the console says by itself who does."""
 _OPERATOR = f"{__name__}.operator"
 _CREDENTIAL = f"{__name__}.credential"
 _TYPED = f"{__name__}.typed"
@@ -132,7 +135,21 @@ def _home_if_given(context: click.Context, _parameter: click.Parameter, value: P
     credential = None if file is None else Operator.read(file)
     if name is not None and credential is not None and name != credential.name:
         raise errors.SettingsError(f"--as is {name!r}, and the credential is of {credential.name!r}; leave --as out")
-    return HomeDirectory(value, operator=credential or name)
+    home = HomeDirectory(value, operator=credential or name)
+    return (
+        home if context.info_name in _OF_NOBODY else HomeDirectory(value, operator=lambda: _whoever_acts(home, context))
+    )
+
+
+def _whoever_acts(home: HomeDirectory, context: click.Context) -> Operator:
+    chosen = configuration.load(home.path).console
+    if chosen.client_id is None:
+        return home.acting
+    from dpswd.private_curator.console.terminal import remembered
+
+    above = [] if context.parent is None or context.parent.parent is None else [context.parent.info_name]
+    names = [*above, context.info_name, *(["state"] if context.params.get("words") else [])]
+    return remembered(home, chosen, "".join(f"/{name}" for name in names))
 
 
 def needed(home: HomeDirectory | None) -> HomeDirectory:
@@ -155,22 +172,13 @@ home_if_given_option = optional_home_option("The curator's directory.", callback
 """``--home`` of a command of which not every act needs one."""
 
 
-def _remember_operator(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.meta[_OPERATOR] = checked_operator(value)
-
-
-def _remember_credential(context: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
-    context.meta[_CREDENTIAL] = value
-
-
 credential_option = click.option(
     "--credential",
     type=FILE,
     envvar="DPSWD_CURATOR_CREDENTIAL",
     show_envvar=True,
     expose_value=False,
-    callback=_remember_credential,
+    callback=remember(_CREDENTIAL),
     help="Your own credential, from `operators NAME --make`: proves who acts where the ledger has operators.",
 )
 """``--credential FILE`` of the program, before the command."""
@@ -180,7 +188,7 @@ operator_option = click.option(
     envvar="DPSWD_CURATOR_OPERATOR",
     show_envvar=True,
     expose_value=False,
-    callback=_remember_operator,
+    callback=remember(_OPERATOR),
     help="Who acts; each act in the ledger states the name.  [default: the system's user]",
 )
 """``--as NAME`` of the program, before the command."""

@@ -33,13 +33,9 @@ _until_option = click.option("--until", metavar="YYYY-MM-DD", help="The last day
 @_until_option
 @table_options
 def history(
-    home: HomeDirectory,
-    categories: tuple[str, ...],
-    client: str | None,
-    who: str | None,
-    since: str | None,
+    home: HomeDirectory, categories: tuple[str, ...], client: str | None, who: str | None, since: str | None,
     until: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Everything that happened: charges, refusals, requests, and who acted and why. Works on a read-only home.
 
     Charges, requests and acts stand in the signed ledger. Refusals are counted by client, reason and day.
@@ -95,15 +91,9 @@ def history(
 @home_if_given_option
 @table_options
 def report(
-    what: str | None,
-    file: Path | None,
-    home: HomeDirectory | None,
-    pdf: Path | None,
-    since: str | None,
-    until: str | None,
-    key: str | None,
-    words: tuple[str, str] | None,
-) -> None:
+    what: str | None, file: Path | None, home: HomeDirectory | None, pdf: Path | None, since: str | None,
+    until: str | None, key: str | None, words: tuple[str, str] | None,
+) -> None:  # fmt: skip
     """Shows the 23 items that officers look for, or writes them to FILE: a signed page, or an entry for the registry.
 
     A page is HTML, prints to two sheets, and has runs, acts and refusals in its annex. The entry is YAML for the

@@ -65,7 +65,7 @@ def verify(
         else:
             keys = LedgerKeys.of(home.read_ledger_key().public_key().public_bytes_raw())
             with contextlib.suppress(LedgerError):  # the backup may be from before a change of the key
-                keys = keys.joined(home.read_ledger().books.key_changes)
+                keys = keys.joined(home.read_ledger_keys().changes)
             held = _read_receipts(receipts, home)
             report = verify_file(file, public_key=keys, receipts=held, every_signature=every, progress=progress)
     show(

@@ -91,22 +91,10 @@ def main() -> None:
 @common.confirm_option
 @format_option
 def init(
-    home: HomeDirectory,
-    file: Path,
-    epsilon: float,
-    delta: float,
-    records_per_person: int,
-    name: str | None,
-    names: tuple[str, ...],
-    address: str | None,
-    device: str | None,
-    approve: str | None,
-    ledger_url: str | None,
-    ledger_schema: str | None,
-    ledger_password_file: Path | None,
-    typed: str | None,
-    **chosen: Any,
-) -> None:
+    home: HomeDirectory, file: Path, epsilon: float, delta: float, records_per_person: int, name: str | None,
+    names: tuple[str, ...], address: str | None, device: str | None, approve: str | None, ledger_url: str | None,
+    ledger_schema: str | None, ledger_password_file: Path | None, typed: str | None, **chosen: Any,
+) -> None:  # fmt: skip
     """Makes a curator: certificates, ledger with its budget, settings. Never overwrites anything.
 
     An epsilon above 10, or a delta of 1/n and more, has to be typed out.
@@ -185,8 +173,8 @@ def _ledger(url: str | None, schema: str | None, password_file: Path | None) -> 
     return {"url": url, "schema_name": schema, "password_file": password_file and str(password_file)}
 
 
-for command in (serve, console, budget, clients, approve, requests, runs, history, preflight, publish, apply):
+for command in (
+    add, apply, approve, budget, certificates, clients, cluster, console, describe, extractors, history, incidents,
+    ledger, operators, preflight, publish, records, report, requests, runs, serve, settings,
+):  # fmt: skip
     main.add_command(command)
-for command in (add, records, describe, report, ledger, incidents, certificates, extractors, operators, cluster):
-    main.add_command(command)
-main.add_command(settings)

@@ -113,11 +113,7 @@ def preflight(context: click.Context, home: HomeDirectory, assignments: tuple[st
 
 
 def parse_address(text: str | None) -> dict[str, object]:
-    """The settings in [listen] that ``--address host:port`` gives.
-
-    Raises:
-        SettingsError: it is no host and port.
-    """
+    """The settings in [listen] that ``--address host:port`` gives; raises SettingsError: it is no host and port."""
     if text is None:
         return {}
     host, _, port = text.rpartition(":")

@@ -36,7 +36,8 @@ _LABELS = {"epsilon_spent": "spent", "epsilon_remaining": "left", "run_id": "run
 _UNLIMITED = 10_000  # columns of a pipe
 
 
-def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+def remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """A callback that keeps an option's value in the context, under a name."""
     return lambda context, _parameter, value: context.meta.update({name: value})
 
 
@@ -48,7 +49,7 @@ def format_option_of(*formats: str, meaning: str) -> Callable[[_F], _F]:
         default=formats[0],
         show_default=True,
         expose_value=False,
-        callback=_remember(_FORMAT),
+        callback=remember(_FORMAT),
         help=meaning,
     )
 
@@ -58,7 +59,7 @@ wide_option = click.option(
     "--wide",
     is_flag=True,
     expose_value=False,
-    callback=_remember(_WIDE),
+    callback=remember(_WIDE),
     help="All columns in full, wider than the terminal; as into a pipe.",
 )
 

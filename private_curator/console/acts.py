@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from urllib.parse import quote
 
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -16,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from dpswd.private_curator.console.pages import Pages, download
-from dpswd.private_curator.console.people import Role
 from dpswd.private_curator.operator import acts
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.report import report_page, signed_page
@@ -35,12 +33,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")
 
 
 class Acts:
-    """The acts of one console.
-
-    Args:
-        home: the curator's directory; its operator's name is what the ledger's entries get.
-        pages: shows what an act has found.
-    """
+    """The acts of one console, by the operator of its home; pages show what an act has found."""
 
     def __init__(self, home: HomeDirectory, *, pages: Pages) -> None:
         self._home = home
@@ -68,10 +61,7 @@ class Acts:
     def _at(self, request: Request) -> HomeDirectory:
         """The home, under the name of whoever signed in."""
         person = request.state.session.person
-        if person is None:
-            return self._home
-        seconds = Role.OPERATOR not in person.roles
-        acting = replace(self._home.acting, subject=person.subject, seconds_only=seconds)
+        acting = self._home.acting if person is None else person.through(self._home.acting)
         return HomeDirectory(self._home.path, operator=acting)
 
     def _plain(self, act: str, path: str, said: str) -> Callable[[Request, FormData], Response]:
@@ -172,11 +162,7 @@ class Acts:
 
 
 def field(form: FormData, name: str) -> str:
-    """A text field of a form.
-
-    Raises:
-        InvalidValue: it is missing or empty.
-    """
+    """A text field of a form; raises InvalidValue: it is missing or empty."""
     value = form.get(name)
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue(f"the field {name!r} is empty; nothing was done")
@@ -184,11 +170,7 @@ def field(form: FormData, name: str) -> str:
 
 
 def uploaded(form: FormData, name: str) -> bytes:
-    """A file of a form.
-
-    Raises:
-        InvalidValue: there is none.
-    """
+    """A file of a form; raises InvalidValue: there is none."""
     file = form.get(name)
     if not isinstance(file, UploadFile) or not file.filename:
         raise InvalidValue(f"no {name} was chosen; choose its file. Nothing was done")
@@ -196,11 +178,7 @@ def uploaded(form: FormData, name: str) -> bytes:
 
 
 def number(form: FormData, name: str) -> float:
-    """A number of a form.
-
-    Raises:
-        InvalidValue: it is none.
-    """
+    """A number of a form; raises InvalidValue: it is none."""
     text = field(form, name)
     if not _NUMBER.fullmatch(text):
         raise InvalidValue(f"{name} is {text[:20]!r}; write a number such as 0.5")

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from dpswd.private_curator.console.acts import Acts
-from dpswd.private_curator.console.door import COOKIE, MAX_FORM_BYTES, SIGN_IN, Door
+from dpswd.private_curator.console.door import ANSWER, COOKIE, MAX_FORM_BYTES, SIGN_IN, Door
 from dpswd.private_curator.console.pages import Pages
 from dpswd.private_curator.console.people import ACTS, Person, Proxy, Role, SignInRefused
 from dpswd.private_curator.console.rendering import page
@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 PUBLICATION = "/publication"
 LEAVE = "/sign-in/leave"
-ANSWER = "/sign-in/answer"
-"""Where the provider sends a browser back to; registered there, behind each origin of the console."""
 FLOW = "dpswd-sign-in"
 _STATIC = {
     "/console.css": "text/css; charset=utf-8",
@@ -54,17 +52,15 @@ Act = Callable[[Request, FormData], Response]
 def console(
     home: HomeDirectory, *, origins: frozenset[str], announce: Callable[[str], None], on_socket: bool = False
 ) -> Door:
-    """The console of one curator, to be served by any ASGI server.
+    """The console of one curator, to be served by any ASGI server; raises SettingsError where its settings cannot work.
 
     Args:
         home: the curator's directory.
         origins: under which a browser sees it, see `origins_of`.
         announce: shows a token to the operator alone, where nobody else signs people in.
         on_socket: whether it listens on a Unix socket.
-
-    Raises SettingsError where the settings cannot work.
     """
-    vouching = _vouching(home, on_socket=on_socket)
+    vouching = who_vouches(home, on_socket=on_socket)
     sessions = Sessions(announce if vouching is None else None)
     pages = Pages(home)
     acts = Acts(home, pages=pages)
@@ -113,7 +109,7 @@ def _checked(act: Act, path: str) -> Callable[[Request], object]:
     return endpoint
 
 
-def _vouching(home: HomeDirectory, *, on_socket: bool) -> Provider | Proxy | None:
+def who_vouches(home: HomeDirectory, *, on_socket: bool) -> Provider | Proxy | None:
     """Who signs people in; None where a token does."""
     chosen = configuration.load(home.path).console
     if chosen.proxy_header is None and chosen.client_id is None:

@@ -24,6 +24,8 @@ from dpswd.shared.core.errors import SettingsError
 
 COOKIE = "dpswd-console"
 SIGN_IN = "/sign-in"
+ANSWER = "/sign-in/answer"
+"""Where the provider sends a browser back to; registered there, behind each origin of the console."""
 LIVE = "live"
 """In the query of what a page asks by itself."""
 MAX_FORM_BYTES = 64 * 1024
@@ -143,8 +145,7 @@ def origins_of(address: str, further: Iterable[str] = (), *, by_tls: bool = Fals
         further: origins under which a browser sees it through a tunnel or a published port.
         by_tls: whether one may be https, of any host: a proxy's, or where a provider signs people in.
 
-    Raises:
-        SettingsError: a further origin is none, or not on the loopback.
+    Raises SettingsError where a further origin is none, or not on the loopback.
     """
     port = address.rpartition(":")[2]
     made = {f"http://{host}:{port}" for host in LOOPBACK} if port else set()

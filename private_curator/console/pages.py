@@ -40,11 +40,7 @@ _Look = Callable[[Request], Response]
 
 
 class Pages:
-    """The pages of one console.
-
-    Args:
-        home: the curator's directory.
-    """
+    """The pages of one console."""
 
     def __init__(self, home: HomeDirectory) -> None:
         self._home = home
@@ -95,13 +91,13 @@ class Pages:
         return PlainTextResponse(changes(self._home))
 
     def _budget(self, request: Request) -> Response:
-        record, asked = self._record(), request.query_params
+        record, asked = Record(self._home), request.query_params
         given = {name: asked.get(name, "") for name in ("epsilon", "delta", "reason")}
         return self._show("budget", request, record, overview=record.overview, given=given)
 
     def _credentials(self, request: Request) -> Response:
         """What a client needs beside its key, none of it secret."""
-        record, chosen = self._record(), request.path_params["fingerprint"]
+        record, chosen = Record(self._home), request.path_params["fingerprint"]
         name = next((one.name for one in record.clients for c in one.certificates if c.fingerprint == chosen), None)
         if name is None:
             raise GrantNotHeld("no certificate that counts has this fingerprint")
@@ -114,7 +110,7 @@ class Pages:
             return download(made.getvalue(), f"{name}.zip", "application/zip")
 
     def _overview(self, request: Request) -> Response:
-        record = self._record()
+        record = Record(self._home)
         overview = record.overview
         points = [
             {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
@@ -126,7 +122,7 @@ class Pages:
         )  # fmt: skip
 
     def _clients(self, request: Request) -> Response:
-        record = self._record()
+        record = Record(self._home)
         whole = record.overview.epsilon
         clients = [(client, *views.bar(client, whole=whole)) for client in record.clients]
         given = {
@@ -138,7 +134,7 @@ class Pages:
         )
 
     def _runs(self, request: Request) -> Response:
-        record, chosen = self._record(), request.query_params.get("client", "")
+        record, chosen = Record(self._home), request.query_params.get("client", "")
         runs = [run for run in reversed(record.runs) if chosen in ("", run.client)]
         shown, paging = _paged(runs, request)
         return self._show(
@@ -146,18 +142,18 @@ class Pages:
         )
 
     def _run(self, request: Request) -> Response:
-        record = self._record()
+        record = Record(self._home)
         run = record.run(request.path_params["run_id"])
         receipt = next(each.receipt.entry for each in record.reading.runs if each.run_id == run.run_id)
         signed = receipt.signed_by(record.reading.books.keys)
         return self._show("run", request, record, run=run, entry=receipt, signed=signed, why=WHY_COUNTS_DIFFER)
 
     def _receipt(self, request: Request) -> Response:
-        run = self._record().run(request.path_params["run_id"])
+        run = Record(self._home).run(request.path_params["run_id"])
         return download(f"{run.receipt}\n".encode("ascii"), f"receipt-{run.run_id}.jsonl", "application/jsonl")
 
     def _requests(self, request: Request) -> Response:
-        record = self._record()
+        record = Record(self._home)
         clients = {client.name: client for client in record.clients}
         waiting = [
             (asked, clients[asked.client], views.effect(asked, clients[asked.client], record.overview))
@@ -169,7 +165,7 @@ class Pages:
         return self._show("requests", request, record, waiting=waiting, decided=decided[:ROWS], noted=noted)
 
     def _history(self, request: Request) -> Response:
-        record, asked = self._record(), request.query_params
+        record, asked = Record(self._home), request.query_params
         kind, client, since = (asked.get(name, "") for name in ("kind", "client", "since"))
         events = selected(
             record.history,
@@ -185,14 +181,14 @@ class Pages:
         )  # fmt: skip
 
     def _ledger(self, request: Request) -> Response:
-        record = self._record()
+        record = Record(self._home)
         return self._show(
             "ledger", request, record, health=record.health, witness=views.witness(record.health),
             heads=views.heads(record.settings.ledger),
         )  # fmt: skip
 
     def _publication(self, request: Request) -> Response:
-        record = self._record()
+        record = Record(self._home)
         return self._show("publication", request, record, clients=_names(record), chosen="", preview=None)
 
     def price(self, request: Request, form: FormData) -> Response:
@@ -201,7 +197,7 @@ class Pages:
         from dpswd.private_curator.operator.pricing import priced
         from dpswd.shared.protocol.publications import Proposal
 
-        record, upload, client = self._record(), form.get("proposal"), form.get("client")
+        record, upload, client = Record(self._home), form.get("proposal"), form.get("client")
         if not isinstance(upload, UploadFile) or not isinstance(client, str):
             raise HTTPException(400, "Choose a proposal's file and the client that is charged.")
         with tempfile.NamedTemporaryFile(prefix="proposal-", suffix=".dpswd") as copy:
@@ -226,15 +222,12 @@ class Pages:
         )  # fmt: skip
 
     def _report(self, request: Request) -> Response:
-        record, asked = self._record(), request.query_params
+        record, asked = Record(self._home), request.query_params
         given = {name: asked.get(name, "") for name in ("item", "words")}
         return self._show("report", request, record, items=items(record), statements=STATEMENTS, given=given)
 
     def _waiting(self, record: Record) -> int:
         return sum(asked.decision is None for asked in record.requests) + len(seconding.waiting(self._home))
-
-    def _record(self) -> Record:
-        return Record(self._home)
 
     def _show(
         self, template: str, request: Request, record: Record | None, *, status: int = 200, **values: Any

@@ -6,13 +6,13 @@ import enum
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from dpswd.private_curator.books.operators import checked_operator
+from dpswd.private_curator.books.operators import Operator, checked_operator
 from dpswd.private_curator.settings.groups import ConsoleSettings
 from dpswd.shared.core.errors import InvalidValue
 
@@ -29,11 +29,11 @@ class Role(enum.StrEnum):
 
 
 ACTS: Mapping[str, set[Role]] = {
-    **{path: {Role.OPERATOR, Role.AUDITOR} for path in ("/ledger/verify", "/report")},
+    **{path: {Role.OPERATOR, Role.AUDITOR} for path in ("/ledger/verify", "/ledger/export", "/report")},
     **{path: {Role.OPERATOR, Role.SECOND} for path in ("/budget/extend", "/clients/approve", "/report/state")},
     "/sign-out": set(Role),
 }
-"""Who may do what, by path; an act that is not named is an operator's alone, and every page is everybody's."""
+"""Who may do what, by path or command; what is not named is an operator's alone, and every page is everybody's."""
 
 
 class SignInRefused(InvalidValue):
@@ -59,6 +59,10 @@ class Person:
         except InvalidValue as error:
             raise SignInRefused(f"what the provider calls you cannot stand in the ledger: {error}") from error
         return cls({"issuer": str(chosen.issuer), **named}, roles)
+
+    def through(self, by: Operator) -> Operator:
+        """This one's acts, through an operator."""
+        return replace(by, subject=self.subject, seconds_only=Role.OPERATOR not in self.roles)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,7 @@ from dpswd.shared.core.errors import SettingsError
 
 _log = logging.getLogger(__name__)
 
-FLOW_S = 600
-"""How long somebody may take at the provider."""
-_MOST_FLOWS = 64
+_FLOW_S, _MOST_FLOWS = 600, 64  # how long, and how many at a time, people may be at the provider
 _LEEWAY_S = 60  # that two clocks may differ
 _ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 """By which the provider alone can sign: by no key that it shares, and never by none."""
@@ -56,7 +54,7 @@ class Provider:
         now, cookie = time.monotonic(), secrets.token_urlsafe(32)
         flows = [(key, flow) for key, flow in self._flows.items() if flow[0] > now]
         self._flows = dict(flows[1 - _MOST_FLOWS :])
-        _, request.scope["session"] = self._flows[cookie] = now + FLOW_S, {}
+        _, request.scope["session"] = self._flows[cookie] = now + _FLOW_S, {}
         try:
             await self._look()
             return await self._app.authorize_redirect(request, back), cookie

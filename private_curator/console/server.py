@@ -8,8 +8,8 @@ import os
 import resource
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -87,25 +87,15 @@ class PatientConnection(H11Protocol):
             self._wait()
 
 
-@dataclass(frozen=True)
-class Listening:
-    """A socket that is bound and listens.
-
-    Attributes:
-        socket: where requests come in.
-        address: host:port, or empty for a Unix socket.
-    """
+class Listening(NamedTuple):
+    """A socket that is bound and listens, and its host:port, which a Unix socket has not."""
 
     socket: socket.socket
     address: str
 
 
 def listen_on_loopback(address: str) -> Listening:
-    """Binds host:port.
-
-    Raises:
-        SettingsError: the host is not on the loopback, or the port cannot be had.
-    """
+    """Binds host:port; raises SettingsError: the host is not on the loopback, or the port cannot be had."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:

@@ -69,12 +69,7 @@ class Session:
 
 
 class Sessions:
-    """All of them.
-
-    Args:
-        announce: is told each new token; shows it to the operator alone. None where no token signs in.
-        clock: seconds that only grow.
-    """
+    """All of them; `announce` shows each new token to the operator alone, and is None where no token signs in."""
 
     def __init__(self, announce: Callable[[str], None] | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._announce = announce

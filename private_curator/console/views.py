@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from dpswd.private_curator.books.figures import BudgetRequest
@@ -19,14 +18,8 @@ _SIZES = {"wide": (1000.0, 300.0), "narrow": (320.0, 220.0)}
 """Width and height of a desktop's chart and of a phone's. A page holds both, the style sheet shows one."""
 
 
-@dataclass(frozen=True)
-class Pill:
-    """A word with a colour.
-
-    Attributes:
-        text: the word; the colour never says more.
-        tone: good, warn, bad, or empty.
-    """
+class Pill(NamedTuple):
+    """A word with a colour, which never says more: good, warn, bad, or none."""
 
     text: str
     tone: str = ""

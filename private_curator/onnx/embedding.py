@@ -39,15 +39,7 @@ class EmbeddingLimits:
 
 
 class OnnxWorker:
-    """One model's worker; `close` ends it.
-
-    Args:
-        model: the file's bytes.
-        limits: of the worker.
-
-    Raises:
-        SettingsError: onnxruntime is not installed, or the worker does not start.
-    """
+    """The worker of a model's bytes, until `close`; raises SettingsError without onnxruntime, or where none starts."""
 
     def __init__(self, model: bytes, limits: EmbeddingLimits) -> None:
         if importlib.util.find_spec("onnxruntime") is None:
@@ -81,17 +73,13 @@ class OnnxWorker:
             raise
 
     def open(self, record_shape: Sequence[int], *, feature: str | None) -> int:
-        """Loads the model in onnxruntime.
+        """Loads the model in onnxruntime, and returns d, the numbers of one feature.
 
         Args:
             record_shape: of one record.
             feature: the output's name; None if there is one only.
 
-        Returns:
-            d, the numbers of one feature.
-
-        Raises:
-            InvalidValue: the model does not take such records, or gives no feature for each.
+        Raises InvalidValue where the model does not take such records, or gives no feature for each.
         """
         wish = {"op": "open", "record_shape": list(record_shape), "feature": feature, "threads": self._limits.threads}
         features = int(self._ask(wish)["features"])

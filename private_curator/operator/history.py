@@ -243,7 +243,7 @@ def _budget(payload: Mapping[str, Any], name: str = "budget") -> str:
 
 def _cap(payload: Mapping[str, Any], each: str) -> str:
     epsilon, client = payload["epsilon"], payload["client"]
-    return f"{f'capped {client} at epsilon {epsilon:g}' if epsilon else f'took the cap off {client},'} a {each}"
+    return f"capped {client} at epsilon {epsilon:g} a {each}" if epsilon else f"took off {client}'s cap of a {each}"
 
 
 def _short(fingerprint: str) -> str:

@@ -22,7 +22,6 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import check_client_name
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import DataInvalid, SettingsError
-from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.core.wire.messages import run_digest
@@ -112,7 +111,7 @@ class Publishing:
             copy = Publication.read(self._copy)
         except DataInvalid:
             return None
-        return None if copy.problems(self._ledger_keys) else copy
+        return None if copy.problems(self.home.read_ledger_keys()) else copy
 
     def charged(self, service: CuratorService) -> bool:
         """Whether this very publication is charged already, so that it costs nothing any more."""
@@ -185,10 +184,6 @@ class Publishing:
     def _copy(self) -> Path:
         return self.home.publications / f"{self.client}-{self.proposal.digest}.dpswd"
 
-    @property
-    def _ledger_keys(self) -> LedgerKeys:
-        return self.home.read_ledger().books.keys
-
     def _find_client(self, service: CuratorService) -> Any:
         return next(one for one in service.ledger.clients() if one.name == self.client)
 
@@ -218,6 +213,7 @@ def released(asked: Publishing, *, purpose: str, agreed: Callable[[Preview], obj
     if copy is not None:
         check_purpose(copy, purpose)
         return copy, False
+    asked.home.acting.propose()
     with CuratorServer(asked.home, configuration.load(asked.home.path)) as server:
         service = server.ready()
         charged = not asked.charged(service)

@@ -25,12 +25,9 @@ def read_fhir(path: Path, taken: Taken, lost: Counter[str]) -> Iterator[tuple[st
     """A table's name and some of its rows.
 
     Args:
-        path: an ndjson file, or a folder of them.
+        path: an ndjson file, or a folder of them; raises RecordsRefused where one cannot be read.
         taken: the codes that are read, by table; None for all.
         lost: gets what was left out.
-
-    Raises:
-        RecordsRefused: a file cannot be read.
     """
     waiting: dict[str, list[dict[str, Any]]] = {}
     for number, resource in enumerate(_resources(path, lost)):

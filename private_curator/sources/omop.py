@@ -32,8 +32,7 @@ def read_omop(
         taken: the concepts of each table that are read; None for all.
         mark: between the cells of CSV; by default what its first line shows.
 
-    Raises:
-        RecordsRefused: a table or column is missing, or cannot be read.
+    Raises RecordsRefused where a table or column is missing, or cannot be read.
     """
     if not folder.is_dir():
         raise SettingsError(f"{folder} is a file; an OMOP extract is a folder that holds person.csv or person.parquet")

@@ -42,12 +42,8 @@ def open_hospital(
         person: what tells persons apart.
         most: records of each.
 
-    Returns:
-        None if this is none of these formats.
-
-    Raises:
-        SettingsError: an option has no meaning here, or dpswd[sources] is not installed.
-        RecordsRefused: nothing can be read.
+    Returns None for any other format. Raises SettingsError where an option has no meaning or dpswd[sources] is not
+    installed, RecordsRefused where nothing can be read.
     """
     kind = "omop" if path is None and database is not None else _kind(path)
     if kind is None and missing is None:

@@ -51,9 +51,8 @@ def person_source(
         fhir: whether the files are FHIR.
         missing: what stands for a missing value; None leaves the person out.
 
-    Raises:
-        SettingsError: no columns are named, or one that there cannot be.
-        RecordsRefused: the files cannot be read, or a measurement has several units and none is named.
+    Raises SettingsError where no columns are named or one cannot be, RecordsRefused where the files cannot be read or a
+    measurement has several units and none is named.
     """
     names = [*(settings.columns or ()), *([settings.labels_array] if settings.labels_array else [])]
     codes = {name: _parsed(name, whole=not fhir) for name in names}

@@ -45,9 +45,7 @@ class ScanSource:
         person: a DICOM keyword such as PatientID, or a part of a BIDS name such as sub.
         most: files of each person that stay.
 
-    Raises:
-        SettingsError: such scans cannot be read so.
-        RecordsRefused: no file becomes a record.
+    Raises SettingsError where scans cannot be read so, RecordsRefused where no file becomes a record.
     """
 
     def __init__(self, path: Path, settings: RecordsSettings, *, dicom: bool, person: str | None, most: int) -> None:

@@ -41,8 +41,7 @@ class RowSource:
         origin: see `HospitalSource`.
         lost: what was left out before.
 
-    Raises:
-        RecordsRefused: the database refuses, or has no such column.
+    Raises RecordsRefused where the database refuses, or has no such column.
     """
 
     def __init__(
@@ -160,11 +159,7 @@ def refusing_database() -> Iterator[None]:
 
 
 def connect(database: str) -> sa.Engine:
-    """The database at an address.
-
-    Raises:
-        SettingsError: it is none, or its driver is not installed.
-    """
+    """The database at an address; raises SettingsError: it is none, or its driver is not installed."""
     try:
         url = sa.make_url(database)
         if url.drivername == "postgresql":

@@ -226,11 +226,7 @@ class CertificateAuthority:
         return x509.load_pem_x509_certificate((self._directory / name).read_bytes())
 
     def certificate(self) -> x509.Certificate:
-        """The authority's own certificate.
-
-        Raises:
-            SettingsError: there is none, or it cannot be read.
-        """
+        """The authority's own certificate; raises SettingsError: there is none, or it cannot be read."""
         return self._load()[0]
 
     def expires(self, certificate_fingerprint: str) -> dt.datetime | None:
@@ -297,11 +293,7 @@ def make_cluster_members(out: Path, *, nodes: Sequence[str], names: Sequence[str
 
 
 def check_no_key(directory: Path) -> None:
-    """Keys are never overwritten.
-
-    Raises:
-        SettingsError: the directory holds a client's key.
-    """
+    """Keys are never overwritten; raises SettingsError: the directory holds a client's key."""
     if (directory / CLIENT_KEY).exists():
         raise SettingsError(f"{directory / CLIENT_KEY} exists; keys are never overwritten, choose another directory")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pwd
@@ -14,7 +15,7 @@ from dpswd.private_curator.books.heads import Heads
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.books.location import LedgerLocation
 from dpswd.private_curator.books.operators import Operator, checked_operator
-from dpswd.private_curator.books.reading import LedgerReading, read_ledger
+from dpswd.private_curator.books.reading import LedgerReading, read_keys, read_ledger
 from dpswd.private_curator.books.sqlite_file import SqliteFile
 from dpswd.private_curator.books.witness import Witness
 from dpswd.private_curator.core.ledger.store import no_checkpoint
@@ -31,7 +32,7 @@ from dpswd.private_curator.storage.notices import Notices
 from dpswd.shared.accounting.persons import allowed_for_record
 from dpswd.shared.certificates import private_pem
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.ledger.keys import SigningKey
+from dpswd.shared.core.ledger.keys import LedgerKeys, SigningKey
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.files import write_private
@@ -55,16 +56,15 @@ class HomeDirectory:
         incidents: unexpected errors, for the operator.
         asks: refusals, and when clients were last seen.
         checks: when the ledger was last verified and backed up.
-        acting: the operator; each act states the name, and the credential where there is one.
         noted_acts: acts that wait for a second operator.
         address: host:port of the serving process; there only while it serves.
     """
 
-    def __init__(self, path: Path, *, operator: str | Operator | None = None) -> None:
+    def __init__(self, path: Path, *, operator: str | Operator | Callable[[], Operator] | None = None) -> None:
         self.path = path
-        if not isinstance(operator, Operator):
+        if operator is None or isinstance(operator, str):
             operator = Operator(system_user() if operator is None else checked_operator(operator))
-        self.acting = operator
+        self._operator = operator
         self.settings = path / SETTINGS_FILE
         self.ledger = path / "ledger.db"
         self.ledger_key = path / "ledger.key"
@@ -78,6 +78,11 @@ class HomeDirectory:
         self.noted_acts = path / "noted-acts"
         self.address = path / "address"
 
+    @functools.cached_property
+    def acting(self) -> Operator:
+        """Whoever acts; raises SettingsError where nobody may."""
+        return self._operator if isinstance(self._operator, Operator) else self._operator()
+
     @property
     def operator(self) -> str:
         """The name of whoever acts, or the two names."""
@@ -89,8 +94,9 @@ class HomeDirectory:
 
     def read_ledger_key(self) -> SigningKey:
         """The ledger's key; of several, the one that the ledger names. Raises what `KeyPlaces` does."""
+        _ = self.acting  # for whoever may act alone
         places = self.key_places()
-        return places.only() or places.find(self.read_ledger().books.public_key)
+        return places.only() or places.find(self.read_ledger_keys().pinned.hex())
 
     def rotate_ledger_key(self, *, reason: str) -> str:
         """Lets the next key sign the ledger, and returns its public half, hexadecimal; see `KeyPlaces.successor`."""
@@ -158,6 +164,10 @@ class HomeDirectory:
             LedgerUnavailable, LedgerCorrupt: see `dpswd.private_curator.books.reading.read_ledger`.
         """
         return read_ledger(self.ledger_location())
+
+    def read_ledger_keys(self) -> LedgerKeys:
+        """The keys that sign the ledger; raises what `read_ledger` does."""
+        return read_keys(self.ledger_location())
 
     def notices(self, chosen: CuratorSettings | None = None) -> Notices:
         """What tells the operators, by these settings or by those of the home; close it."""

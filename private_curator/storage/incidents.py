@@ -98,11 +98,7 @@ class IncidentBook:
         return incident.number
 
     def find(self, number: str) -> Incident:
-        """The incident with this number.
-
-        Raises:
-            InvalidValue: there is none.
-        """
+        """The incident with this number; raises InvalidValue: there is none."""
         for incident in self.all():
             if incident.number == number:
                 return incident

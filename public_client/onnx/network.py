@@ -36,9 +36,8 @@ def read_onnx(path: str | Path, records: Tensor) -> nn.Module:
         path: of a file with its weights inside; one input of records (batch, ...), one output of scores (batch, k).
         records: (m, ...) public ones; both forms are compared on the first two.
 
-    Raises:
-        DataInvalid: it is no ONNX file, or does not take such records.
-        InvalidValue: it uses an operator that has no counterpart here, or computes something else than onnxruntime.
+    Raises DataInvalid where it is no ONNX file or does not take such records, InvalidValue where an operator has no
+    counterpart here or it computes something else than onnxruntime.
     """
     try:
         import onnx
@@ -65,12 +64,9 @@ def read_onnx(path: str | Path, records: Tensor) -> nn.Module:
 
 
 class _Building:
-    """One pass over an ONNX graph.
+    """One pass over an ONNX graph with records (2, ...), by which sides are known; the batch's stays free.
 
-    Args:
-        graph: GraphProto.
-        records: (2, ...) by which sides are known; the batch's stays free.
-        evaluator: of an operator of constants, as ONNX defines it.
+    The evaluator is of an operator of constants, as ONNX defines it.
     """
 
     def __init__(self, graph: Any, records: Tensor, evaluator: Any) -> None:

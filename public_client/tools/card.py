@@ -33,12 +33,7 @@ def facts_of(path: Path, model: AdaptedModel) -> dict[str, str]:
 
 
 def card_of(path: Path, model: AdaptedModel) -> str:
-    """The card: a YAML head that hubs read, and what a reader should know.
-
-    Args:
-        path: of the adapted model.
-        model: read from it.
-    """
+    """The card of the model at a path: a YAML head that hubs read, and what a reader should know."""
     certificate, facts = certificate_in(path), facts_of(path, model)
     tags = ["differential-privacy", "domain-adaptation", "dpswd"]
     head: dict[str, Any] = {"library_name": "dpswd", "tags": tags}

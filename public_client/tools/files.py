@@ -22,12 +22,8 @@ def export(
         program: a program of torch.export.
         card: a Hugging Face model card.
 
-    Returns:
-        What was written.
-
-    Raises:
-        SettingsError: nothing is named, or one of them exists.
-        InvalidValue: a program computes something else.
+    Returns what was written. Raises SettingsError where nothing is named or one exists, InvalidValue where a program
+    computes something else.
     """
     files = [file for file in (onnx, program, card) if file is not None]
     if not files:

@@ -64,10 +64,8 @@ def network_of(model: Any, records: Tensor) -> nn.Module:
         model: a folder as `save_pretrained` or timm's `save_for_hf` writes it, or a model of transformers.
         records: (m, ...) public ones: pixels as the model's processor gives them, or numbers of words.
 
-    Raises:
-        SettingsError: the library is not installed.
-        DataInvalid: the folder holds no such classifier, or the model does not take such records.
-        InvalidValue: it cannot travel; the words say which layer and what to do.
+    Raises SettingsError without the library, DataInvalid where the folder holds no such classifier or it does not take
+    such records, InvalidValue where it cannot travel: the words say which layer and what to do.
     """
     if isinstance(model, (str, Path)):
         model = _from_folder(Path(model))

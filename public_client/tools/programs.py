@@ -59,9 +59,7 @@ def onnx_bytes(model: AdaptedModel, program: torch.export.ExportedProgram, facts
         program: of the model.
         facts: for the file's metadata.
 
-    Raises:
-        SettingsError: dpswd[onnx] is not installed.
-        InvalidValue: onnxruntime computes something else.
+    Raises SettingsError without dpswd[onnx], InvalidValue where onnxruntime computes something else.
     """
     try:
         import onnx

@@ -15,11 +15,7 @@ from dpswd.shared.core.errors import SettingsError
 class MlflowLog(Recorder):
     """Logs to the active run of MLflow, or to one of its own; where to is MLflow's to say (``MLFLOW_TRACKING_URI``).
 
-    Args:
-        name: of a run of its own.
-
-    Raises:
-        SettingsError: MLflow is not installed.
+    The name is of a run of its own; raises SettingsError where MLflow is not installed.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -41,11 +37,7 @@ class MlflowLog(Recorder):
 class WandbLog(Recorder):
     """Logs to the active run of Weights & Biases, or to one of its own (``WANDB_MODE=offline``: to a folder alone).
 
-    Args:
-        name: of a run of its own.
-
-    Raises:
-        SettingsError: wandb is not installed.
+    The name is of a run of its own; raises SettingsError where wandb is not installed.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -72,13 +64,7 @@ TRACKERS: dict[str, Callable[[str | None], MlflowLog | WandbLog]] = {"mlflow": M
 
 
 class TrackedLog(TrainingLog):
-    """A log on disk whose numbers trackers are told too; use as a context manager.
-
-    Args:
-        directory: of the log.
-        trackers: of `TRACKERS`.
-        name: of their runs.
-    """
+    """A log in a directory whose numbers `TRACKERS` are told too, as runs of a name; use as a context manager."""
 
     def __init__(self, directory: Path, trackers: Sequence[str], *, name: str) -> None:
         self._trackers = [TRACKERS[each](name) for each in trackers]

