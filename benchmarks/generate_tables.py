@@ -124,8 +124,8 @@ def coded(file: str, numeric: tuple[Column, ...], directory: Path) -> tuple[Sche
         if name.startswith("diag_"):
             leading = [code.split(".")[0] for code in codes[name]]
             chapters = [np.digitize(float(code), CHAPTERS) if code.isdigit() else len(CHAPTERS) for code in leading]
-            known = ~np.isnan(x[:, place])
-            x[known, place] = np.array(chapters)[x[known, place].astype(int)]
+            stated = ~np.isnan(x[:, place])
+            x[stated, place] = np.array(chapters)[x[stated, place].astype(int)]
         elif name == "TSH":
             x[:, place] = np.log10(x[:, place])
         values = tuple(map(float, range(len(codes.get(name, ())))))
@@ -229,19 +229,22 @@ def run(name: str, epsilon: float | None, seed: int, directory: Path) -> dict[st
     return row
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """Of the runs on file, in Markdown."""
+def table(runs: list[dict[str, Any]], epsilon: float = 1.0) -> str:
+    """Of the runs on file at this epsilon, in Markdown: of real records, and of as many rows."""
     kinds = ("logistic regression", "boosted trees")
-    lines = [f"| data | trained on | {' | '.join(kinds)} | pairs' total variation | rank of correlations |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines = [f"| data | {' | '.join(kinds)} | pairs' total variation | rank of correlations |", "|---|---|---|---|---|"]
+
     for name in DATA:
-        for epsilon in (None, *EPSILONS):
-            own = [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
-            if own:
-                what = "real records" if epsilon is None else f"as many rows, epsilon {epsilon:g}"
-                cells = " | ".join(records.mean_and_deviation([one["auc"][kind] for one in own]) for kind in kinds)
-                tv, rank = (f"{np.mean([one[key] for one in own]):.2f}" for key in ("pairs_tv", "correlations_rank"))
-                lines.append(f"| {name} | {what} | {cells} | {tv} | {rank} |")
+        pair = [[one for one in runs if (one["data"], one["epsilon"]) == (name, kind)] for kind in (None, epsilon)]
+        cells = [
+            " / ".join(records.mean_and_deviation([one["auc"][kind] for one in own]).replace(" ", "") for own in pair)
+            for kind in kinds
+        ]
+        cells += [
+            "/".join(f"{np.mean([one[key] for one in own]):.2f}" for own in pair)
+            for key in ("pairs_tv", "correlations_rank")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
