@@ -282,13 +282,12 @@ def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown: by probabilities, and by labels alone."""
     heads = ("CNN", "MLP", "logistic regression", "the release's discriminant")
     lines = [
-        f"| data | epsilon | seeds | {' | '.join(heads)} | class as asked | Fréchet distance |",
-        "|---|---|---|" + "---|" * (len(heads) + 2),
+        f"| data | epsilon | seeds | {' | '.join(heads)} | Fréchet distance |",
+        "|---|---|---|" + "---|" * (len(heads) + 1),
     ]
     for name, epsilon in itertools.product(NAMES, EPSILONS):
         if own := [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]:
-            cells = [_cell(own, kind) for kind in heads]
-            cells += [_cell(own, "agreeing"), _cell(own, "frechet")]
+            cells = [_cell(own, kind) for kind in (*heads, "frechet")]
             lines.append(f"| {name} | {epsilon:g} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
