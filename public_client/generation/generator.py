@@ -115,7 +115,9 @@ class Generator:
     @classmethod
     def of(
         cls, decoder: nn.Module, *, latent: int, record_shape: tuple[int, ...],
-        shares: npt.NDArray[np.float64] | tuple[float, ...], labeller: nn.Module | None = None, **law: Any,
+        shares: npt.NDArray[np.float64] | tuple[float, ...], labeller: nn.Module | None = None,
+        low: float | None = None, high: float | None = None, deformation: float = 0.0, tries: int = 1,
+        temperature: float = 1.0, schema: Schema | None = None, chosen_labels: bool = True,
     ) -> Generator:  # fmt: skip
         """From modules in evaluation mode, which are traced.
 
@@ -125,7 +127,13 @@ class Generator:
             record_shape: of one record.
             shares: (C,) of the classes; brought to the sum of 1.
             labeller: see the class.
-            law: `low` to `chosen_labels` of the class.
+            low: see the class, as for all that follows.
+            high: see the class.
+            deformation: see the class.
+            tries: see the class.
+            temperature: see the class.
+            schema: see the class.
+            chosen_labels: see the class.
 
         Raises:
             ExtractorUnsupported: a module uses something outside of the closed vocabulary.
@@ -142,8 +150,9 @@ class Generator:
             record_shape=tuple(record_shape),
             shares=tuple(float(share) / total for share in shares),
             labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
-            **law,
-        )
+            low=low, high=high, deformation=deformation, tries=tries, temperature=temperature, schema=schema,
+            chosen_labels=chosen_labels,
+        )  # fmt: skip
 
     def on(self, device: torch.device) -> Generator:
         """The same generator that draws on a device; what is drawn is on the CPU, and the same but for rounding."""
