@@ -1,4 +1,4 @@
-"""Two hospitals in a federation that Flower runs: updates from curators, beside Flower's own privacy wrappers.
+"""Two hospitals in a federation that Flower runs: updates from curators, beside the frameworks' own ways.
 
     python -m benchmarks.federated run --data-dir ../shared/data       # anew, beside what is on file
     python -m benchmarks.federated choose --data-dir ../shared/data    # clips and rates, on other images
@@ -12,6 +12,11 @@ halts is seen. Accuracy is on MNIST's test images. `choose` takes training image
 In Flower's ways the node holds the records and trains one epoch a round (SGD, batches of 100, rate 0.1). `server`: its
 fixed clipping and noise there, with its accountant, for epsilon 1 in all or with its least recommended multiplier, 1;
 `client`: its LocalDpMod with epsilon 1, which is each round's.
+
+NVFlare's ways (NVFlare alone needs to be there) are its filters on the same updates, as differences of weights, in this
+process and not in its simulator: `percentile` and `svt` with their default settings, `svt, epsilon 0.05` with half of
+that for the choice of weights and half for their release, so that NVFlare counts 1 in 20 rounds. `unfiltered` is the
+same loop with no filter, to compare with `none`.
 """
 
 from __future__ import annotations
@@ -43,7 +48,25 @@ EPSILON, DELTA, ROUNDS, ASKED, SIZE = 1.0, 1e-5, 20, 25, 10_000
 RATE, CLIP = 0.3, 0.3
 """Of Adam on the released gradients; of an update, in Flower's ways (`choose`)."""
 CHOICES = {"curator": (0.03, 0.1, 0.3), "server, noise 1": (0.03, 0.1, 0.3, 1.0, 3.0)}
-WAYS = ("curator", "server", "server, noise 1", "client", "none")
+FILTERS: dict[str, tuple[str, dict[str, float]] | None] = {
+    "percentile": ("PercentilePrivacy", {}),
+    "svt": ("SVTPrivacy", {}),
+    "svt, epsilon 0.05": ("SVTPrivacy", {"epsilon": 0.025, "epsilon_release": 0.025}),
+    "unfiltered": None,
+}
+"""NVFlare's class and its settings, by way."""
+WAYS = ("curator", "server", "server, noise 1", "client", "none", *FILTERS)
+SHOWN = {
+    "curator": ("the curators", "record"),
+    "server": ("Flower's `DifferentialPrivacyServerSideFixedClipping`", "hospital"),
+    "server, noise 1": ("the same, noise multiplier 1", "hospital"),
+    "client": ("Flower's `LocalDpMod`, epsilon 1 a round", "hospital"),
+    "svt": ("NVFlare's `SVTPrivacy()`", "weight"),
+    "svt, epsilon 0.05": ("`SVTPrivacy(epsilon=0.025, epsilon_release=0.025)`", "weight"),
+    "percentile": ("nobody: NVFlare's `PercentilePrivacy()`", ""),
+    "none": ("nobody", ""),
+}
+"""What the page calls a way, and the unit it protects."""
 Part = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
@@ -76,12 +99,24 @@ def main() -> None:
                 row = measured(way, arguments.data_dir, seed=0, value=value, first=40_000)
                 print(f"{way} {value:g}: {row['accuracy']:.3f}", flush=True)
     else:
-        for way in WAYS:
-            rows = [row for row in records.read(arguments.results or RESULTS) if row["way"] == way]
-            if rows:
-                reached = [100 * row["accuracy"] for row in rows]
-                last = {name: value for name, value in rows[-1].items() if name not in ("accuracy", "seconds", "seed")}
-                print(f"{np.mean(reached):.1f} ± {np.std(reached):.1f}  {last}")
+        print(table(records.read(arguments.results or RESULTS)))
+
+
+def table(runs: list[records.Row]) -> str:
+    """The page's: a row for each way that has runs and a name there."""
+    lines = ["| noise by | unit | epsilon, counted by | accuracy | halted by |", "|---|---|---|---|---|"]
+    for way, (name, unit) in SHOWN.items():
+        rows = [row for row in runs if row["way"] == way]
+        if not rows:
+            continue
+        reached = [100 * row["accuracy"] for row in rows]
+        last = rows[-1]
+        counter = last["counted_by"].removeprefix("the ").replace("each curator", "each ledger")
+        counted = "" if last["epsilon"] is None else f"{last['epsilon']:.3g}, {counter}"
+        after = "" if last["rounds"] == last["of_asked"] else f", after {last['rounds']}"
+        accuracies = f"{np.mean(reached):.1f} ± {np.std(reached):.1f}"
+        lines.append(f"| {name} | {unit} | {counted} | {accuracies} | {last['halted_by']}{after} |")
+    return "\n".join(lines)
 
 
 def measured(way: str, data_dir: Path, *, seed: int, value: float | None = None, first: int = 0) -> records.Row:
@@ -98,6 +133,12 @@ def measured(way: str, data_dir: Path, *, seed: int, value: float | None = None,
             assert end["rounds"] == ROUNDS, "the curators did not halt it"
             end["halted_by"] = "each curator"
             figures = {"epsilon": spent(), "of": "a record", "counted_by": "each curator"}
+    elif way in FILTERS:
+        end = filtered(FILTERS[way], parts, seed=seed)
+        counted = end.pop("filter_epsilon")
+        figures = {"epsilon": counted, "of": "a weight of an update", "counted_by": "the filter"}
+        if counted is None:
+            figures = {"epsilon": None, "of": None, "counted_by": "nobody"}
     else:
         clip, noise = value or CLIP, {"server": noise_of(EPSILON), "server, noise 1": 1.0}.get(way)
         app = trainers(parts, local=clip if way == "client" else None, seed=seed)
@@ -196,20 +237,60 @@ def trainers(parts: list[Part], *, local: float | None, seed: int) -> Any:
     @app.train()
     def train(message: Any, context: Any) -> Any:
         number = int(context.node_config["partition-id"])
-        x, y = map(torch.from_numpy, parts[number])
-        model = linear()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        torch.manual_seed(1000 * seed + number)
-        for batch in torch.randperm(len(x)).split(100):
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x[batch]), y[batch]).backward()
-            optimizer.step()
-        arrays = ArrayRecord({name: Array(own.numpy()) for name, own in model.state_dict().items()})
-        metrics = MetricRecord({"num-examples": len(x)})
+        weights = message.content["arrays"].to_torch_state_dict()
+        after = epoch(weights, parts[number], seed=1000 * seed + number)
+        arrays = ArrayRecord({name: Array(own.numpy()) for name, own in after.items()})
+        metrics = MetricRecord({"num-examples": len(parts[number][0])})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
+
+
+def epoch(weights: dict[str, torch.Tensor], part: Part, *, seed: int) -> dict[str, torch.Tensor]:
+    """A node's weights after one epoch on its own records."""
+    x, y = map(torch.from_numpy, part)
+    model = linear()
+    model.load_state_dict(weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(seed)
+    for batch in torch.randperm(len(x)).split(100):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def filtered(kind: tuple[str, dict[str, float]] | None, parts: list[Part], *, seed: int) -> dict[str, Any]:
+    """Averages of the nodes' updates, each through a filter of NVFlare of its own.
+
+    Returns:
+        The weights at the end, rounds that moved them, who halted, and the most that a filter counts for one node.
+    """
+    from nvflare.apis.dxo import DXO, DataKind, from_shareable
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+    from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+
+    classes = {"PercentilePrivacy": PercentilePrivacy, "SVTPrivacy": SVTPrivacy}
+    filters = [] if kind is None else [classes[kind[0]](**kind[1]) for _ in parts]
+    np.random.seed(seed)  # noqa: NPY002 - the filters' noise is the global generator's
+    weights = {name: own.clone() for name, own in linear().state_dict().items()}
+    moved = 0
+    for _ in range(ASKED):
+        updates = []
+        for number, part in enumerate(parts):
+            after = epoch(weights, part, seed=1000 * seed + number)
+            update = {name: (own - weights[name]).numpy() for name, own in after.items()}
+            if filters:
+                sent = DXO(DataKind.WEIGHT_DIFF, data=update).to_shareable()
+                update = from_shareable(filters[number].process(sent, FLContext())).data
+            updates.append(update)
+        step = {name: sum(update[name] for update in updates) / len(updates) for name in weights}
+        weights = {name: own + torch.from_numpy(step[name]).float() for name, own in weights.items()}
+        moved += any(np.any(own) for own in step.values())
+    spent = [one.get_privacy_spent() for one in filters if isinstance(one, SVTPrivacy)]
+    ended = {name: own.numpy() for name, own in weights.items()}
+    return {"weights": ended, "rounds": moved, "halted_by": "nobody", "filter_epsilon": max(spent, default=None)}
 
 
 def federated(app: Any, *, seed: int, clip: float = 1.0, noise: float | None = None) -> dict[str, Any]:
