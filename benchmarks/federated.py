@@ -44,7 +44,7 @@ from dpswd import Finetune, Hospital, LocalHospital
 from dpswd.public_client.federated.site import CuratedSite
 
 RESULTS = Path(__file__).parent / "results" / "federated.json"
-EPSILON, DELTA, ROUNDS, ASKED, SIZE = 1.0, 1e-5, 20, 25, 10_000
+EPSILON, DELTA, ROUNDS, ASKED, SIZE, BATCH = 1.0, 1e-5, 20, 25, 10_000, 100
 RATE, CLIP = 0.3, 0.3
 """Of Adam on the released gradients; of an update, in Flower's ways (`choose`)."""
 CHOICES = {"curator": (0.03, 0.1, 0.3), "server, noise 1": (0.03, 0.1, 0.3, 1.0, 3.0)}
@@ -253,7 +253,7 @@ def epoch(weights: dict[str, torch.Tensor], part: Part, *, seed: int) -> dict[st
     model.load_state_dict(weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(seed)
-    for batch in torch.randperm(len(x)).split(100):
+    for batch in torch.randperm(len(x)).split(BATCH):
         optimizer.zero_grad()
         functional.cross_entropy(model(x[batch]), y[batch]).backward()
         optimizer.step()
@@ -266,7 +266,7 @@ def filtered(kind: tuple[str, dict[str, float]] | None, parts: list[Part], *, se
     Returns:
         The weights at the end, rounds that moved them, who halted, and the most that a filter counts for one node.
     """
-    from nvflare.apis.dxo import DXO, DataKind, from_shareable
+    from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
     from nvflare.apis.fl_context import FLContext
     from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
     from nvflare.app_common.filters.svt_privacy import SVTPrivacy
@@ -275,6 +275,7 @@ def filtered(kind: tuple[str, dict[str, float]] | None, parts: list[Part], *, se
     filters = [] if kind is None else [classes[kind[0]](**kind[1]) for _ in parts]
     np.random.seed(seed)  # noqa: NPY002 - the filters' noise is the global generator's
     weights = {name: own.clone() for name, own in linear().state_dict().items()}
+    taken = {MetaKey.NUM_STEPS_CURRENT_ROUND: SIZE // BATCH}  # by which the filters divide, as trainers state it
     moved = 0
     for _ in range(ASKED):
         updates = []
@@ -282,7 +283,7 @@ def filtered(kind: tuple[str, dict[str, float]] | None, parts: list[Part], *, se
             after = epoch(weights, part, seed=1000 * seed + number)
             update = {name: (own - weights[name]).numpy() for name, own in after.items()}
             if filters:
-                sent = DXO(DataKind.WEIGHT_DIFF, data=update).to_shareable()
+                sent = DXO(DataKind.WEIGHT_DIFF, data=update, meta=taken).to_shareable()
                 update = from_shareable(filters[number].process(sent, FLContext())).data
             updates.append(update)
         step = {name: sum(update[name] for update in updates) / len(updates) for name in weights}
