@@ -114,8 +114,9 @@ def table(runs: list[records.Row]) -> str:
         counter = last["counted_by"].removeprefix("the ").replace("each curator", "each ledger")
         counted = "" if last["epsilon"] is None else f"{last['epsilon']:.3g}, {counter}"
         after = "" if last["rounds"] == last["of_asked"] else f", after {last['rounds']}"
-        accuracies = f"{np.mean(reached):.1f} ± {np.std(reached):.1f}"
-        lines.append(f"| {name} | {unit} | {counted} | {accuracies} | {last['halted_by']}{after} |")
+        lines.append(
+            f"| {name} | {unit} | {counted} | {records.mean_and_deviation(reached)} | {last['halted_by']}{after} |"
+        )
     return "\n".join(lines)
 
 

@@ -163,9 +163,13 @@ def _usps(path: Path) -> Images:
 
 def _grown(images: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """(n, h, w) in [0, 1] to (n, 28, 28), from 0 to 255."""
-    small = torch.from_numpy(images)[:, None]
-    x = nn.functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)[:, 0].clamp(0.0, 1.0)
+    x = stretched(torch.from_numpy(images)[:, None])[:, 0].clamp(0.0, 1.0)
     return (x * 255.0).round().numpy().astype(np.uint8)
+
+
+def stretched(images: Tensor) -> Tensor:
+    """(n, c, h, w) to (n, c, 28, 28)."""
+    return nn.functional.interpolate(images, size=SHAPE[1:], mode="bilinear", align_corners=False)
 
 
 def _idx(path: Path) -> npt.NDArray[np.uint8]:

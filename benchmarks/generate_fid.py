@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import records
-from benchmarks.generate import data
+from benchmarks.generate import data, stretched
 from benchmarks.generate_published import BATCH, EPOCHS, SHORT, cnn, fitted
 from dpswd.public_client.generation import generation_kinds
 
@@ -57,7 +57,7 @@ def public_network(name: str, arguments: argparse.Namespace) -> nn.Sequential:
     if PUBLIC[name] == "USPS":
         with np.load(arguments.data_dir / "usps16.npz", allow_pickle=False) as held:
             x, y = torch.from_numpy(held["x_train"].astype(np.float32) / 255.0)[:, None], held["y_train"]
-        x = nn.functional.interpolate(x, size=(28, 28), mode="bilinear", align_corners=False)
+        x = stretched(x)
     else:
         x, y = data("mnist", arguments)["train"]
     torch.manual_seed(0)

@@ -73,13 +73,13 @@ def hearts(directory: Path) -> tuple[Schema, Array, Labels]:
             Column(name="age", kind="numeric", low=20.0, high=80.0, bins=6, whole=True),
             Column(name="sex", kind="categorical", values=(0.0, 1.0)),
             Column(name="cp", kind="categorical", values=(1.0, 2.0, 3.0, 4.0)),
-            Column(name="trestbps", kind="numeric", low=80.0, high=200.0, bins=6, missing=-9.0),
-            Column(name="chol", kind="numeric", low=80.0, high=600.0, bins=6, missing=-9.0),
-            Column(name="fbs", kind="categorical", values=(0.0, 1.0), missing=-9.0),
-            Column(name="restecg", kind="categorical", values=(0.0, 1.0, 2.0), missing=-9.0),
-            Column(name="thalach", kind="numeric", low=60.0, high=210.0, bins=6, missing=-9.0),
-            Column(name="exang", kind="categorical", values=(0.0, 1.0), missing=-9.0),
-            Column(name="oldpeak", kind="numeric", low=-3.0, high=7.0, bins=5, missing=-9.0),
+            Column(name="trestbps", kind="numeric", low=80.0, high=200.0, bins=6, missing=UNKNOWN),
+            Column(name="chol", kind="numeric", low=80.0, high=600.0, bins=6, missing=UNKNOWN),
+            Column(name="fbs", kind="categorical", values=(0.0, 1.0), missing=UNKNOWN),
+            Column(name="restecg", kind="categorical", values=(0.0, 1.0, 2.0), missing=UNKNOWN),
+            Column(name="thalach", kind="numeric", low=60.0, high=210.0, bins=6, missing=UNKNOWN),
+            Column(name="exang", kind="categorical", values=(0.0, 1.0), missing=UNKNOWN),
+            Column(name="oldpeak", kind="numeric", low=-3.0, high=7.0, bins=5, missing=UNKNOWN),
         )
     )
     with np.load(directory / "heart_uci.npz", allow_pickle=False) as held:
@@ -88,7 +88,7 @@ def hearts(directory: Path) -> tuple[Schema, Array, Labels]:
     names = [column.name for column in schema.columns]
     for name in ("trestbps", "chol"):  # a 0 stands for unknown
         x[x[:, names.index(name)] == 0.0, names.index(name)] = np.nan
-    return schema, np.where(np.isnan(x), -9.0, x).astype(np.float32), y
+    return schema, np.where(np.isnan(x), np.float32(UNKNOWN), x), y
 
 
 def whole(name: str, low: float, high: float, bins: int = 12, missing: float | None = None) -> Column:

@@ -23,8 +23,10 @@ def deformed(images: Tensor, normals: Tensor, deviation: float) -> Tensor:
     Args:
         images: of any values; they have a gradient.
         normals: (b, `NORMALS`) of standard normal numbers.
-        deviation: of the moves, in half sides of the image, and of the map's entries.
+        deviation: of the moves, in half sides of the image, and of the map's entries; at 0 images stay as they are.
     """
+    if not deviation:
+        return images
     whole, moves = normals[:, :6].reshape(-1, 2, 3), normals[:, 6:].reshape(-1, 2, _SIDE, _SIDE)
     places = F.affine_grid(torch.eye(2, 3).to(whole) + deviation * whole, list(images.shape), align_corners=False)
     local = F.interpolate(moves, size=images.shape[2:], mode="bicubic", align_corners=False).permute(0, 2, 3, 1)

@@ -202,6 +202,7 @@ class Generator:
             raise InvalidValue(f"{rows} rows were asked for; allowed are 1 to {MAX_ROWS} at a time")
         records, classes, probabilities = [], [], []
         chance = torch.tensor(self.shares, dtype=torch.float64)
+        width = self.latent + (NORMALS if self.deformation else 0)
         with torch.no_grad():
             for part, start in enumerate(range(0, rows, _AT_A_TIME)):
                 # Each part from its own generator: what a row is does not depend on how many are asked for.
@@ -212,9 +213,7 @@ class Generator:
                 left = torch.arange(count)
                 for _ in range(self.tries):
                     # For every row: what a row's next draw is does not depend on how the others went.
-                    z = torch.randn((_AT_A_TIME, self.latent + (NORMALS if self.deformation else 0)), generator=own)[
-                        left
-                    ]
+                    z = torch.randn((_AT_A_TIME, width), generator=own)[left]
                     made[left], scores[left] = self._made(z, asked[left])
                     left = left[scores[left].argmax(dim=1) != asked[left]]
                     if not len(left):
@@ -234,8 +233,7 @@ class Generator:
         kinds = functional.one_hot(labels, self.classes).float()
         latents, normals = z[:, : self.latent], z[:, self.latent :]
         made = self.decoder.features(torch.cat([latents, kinds], dim=1)).cpu().reshape(-1, *self.record_shape)
-        if self.deformation:
-            made = deformed(made, normals, self.deformation)
+        made = deformed(made, normals, self.deformation)
         if self.low is not None or self.high is not None:
             made = made.clamp(min=self.low, max=self.high)
         if self.schema is not None:

@@ -190,9 +190,7 @@ def fit_network(
             own = torch.Generator().manual_seed((fitting.seed * 1_000_003 + update) % 2**63)
             z = torch.randn((classes * each, latent + NORMALS), generator=own).to(fitting.device)
             images = network.train()(torch.cat([z[:, :latent], kinds], dim=1)).reshape(-1, *network.shape)
-            if target.deformation:
-                images = deformed(images, z[:, latent:], target.deformation)
-            images = images.reshape(classes, each, *network.shape)
+            images = deformed(images, z[:, latent:], target.deformation).reshape(classes, each, *network.shape)
             newest = max(1.0 / (1 + update), _WINDOW * cosine(update / updates))
             loss, distance = target.loss(images, moving, newest)
             _update(optimizer, loss)
