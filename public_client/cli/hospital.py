@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from dpswd.shared.protocol.contract import DataContract
 
 
-_LONE_KEY = "--key is the ledger's key for --release; leave it out, or give the published file"
-
-
 @click.command()
 @curator_options
 @format_option
@@ -95,7 +92,7 @@ def plan(
         _answer(address, credentials, output, want, spare=epsilon is not None or release is not None)
         return
     if key is not None and release is None:
-        raise click.UsageError(_LONE_KEY)
+        raise click.UsageError("--key is the ledger's key for --release; leave it out, or give the published file")
     if name == LADDER and release is None:
         sized = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
         if named := [option for option, value in sized.items() if value]:
@@ -133,12 +130,14 @@ def _answer(address: str, credentials: Path, output: str, want: str, *, spare: b
     """What results of such data say of a want."""
     if spare:
         raise click.UsageError("--want asks for the least epsilon: leave --epsilon and --release out")
-    from dpswd.public_client.plans.wishes import alike, least_epsilon, stored
+    from dpswd.public_client.plans import measured, wishes
 
-    sites, right = stored()
+    sites, shares = wishes.stored()
     with connect(address, credentials) as hospital:
-        described = hospital.describe()
-    answer = least_epsilon(want, described.records, alike(described, sites))
+        there = hospital.describe()
+    like = wishes.alike(measured.modality_of(there.record_shape), there.classes, there.records, sites)
+    answer = wishes.least_epsilon(want, there.records, like)
+    right = shares["sites" if like and like[0].labelled else "shifts"]
     values = {**asdict(answer), "epsilon": answer.epsilon if isfinite(answer.epsilon) else None}
     held_out = f"\nheld out by site, {right:.0%} of such answers were within a factor 1.5 where it was reached at all"
     tell(output, values | {"right": right}, f"{answer}{held_out * bool(answer.sites)}")

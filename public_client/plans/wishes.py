@@ -1,27 +1,30 @@
 """The least epsilon for what is wanted: what sites of such data needed, from stored results (`benchmarks.wishes`).
 
-A site reached a want with records n at an epsilon if the mean of its runs did there, and at all that tells more. For a
-hospital of another size n^a epsilon counts, with the a of 0, 1/2 and 1 by which the sites agree best among themselves.
+A site reached a want if its run did that tells most. At what epsilon is estimated by maximum likelihood: with
+probability p a site reaches the want from x = log(n^a epsilon) on, x ~ N(m, s^2), else never; a run says the opposite
+with probability r. The answer is exp(m) / n^a.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from dpswd.public_client.curator.description import Description
-from dpswd.public_client.plans.measured import modality_of
+import numpy as np
+
 from dpswd.shared.core.errors import InvalidValue
 
 RECALIBRATE = "recalibrate"
 _ACCURACY = re.compile(r"accuracy \+(\d+(?:\.\d+)?)")
 _LEFT = 0.5  # of the calibration error, at most
-_POWERS = (0.0, 0.5, 1.0)
+_POWERS, _ERRORS = (0.0, 0.5, 1.0), (0.03, 0.1, 0.2)  # a, r
+_SHARES, _SPREADS, _PLACES = np.linspace(0.05, 0.95, 10), (0.3, 0.6, 1.0, 1.5), 60  # p, s; how many x
 _FEWEST, _SIZES = 3, 10.0  # sites of such data; times as many or as few records
 
 
@@ -44,26 +47,15 @@ class Site:
     labelled: bool
     runs: tuple[tuple[int, float, float, float | None], ...]
 
-    @property
-    def records(self) -> int:
-        """Of the first run."""
-        return self.runs[0][0]
-
-    def least(self, want: str) -> tuple[int, float] | None:
-        """Records and epsilon from which on the want was reached, infinite for never; None where not measured.
+    def reached(self, want: str) -> list[bool]:
+        """Of each run; empty where it was not measured.
 
         Raises:
             InvalidValue: the want is none.
         """
-        points = _points(want)
-        if points is None and any(left is None for *_, left in self.runs):
-            return None
-        least = self.records, math.inf
-        for records, epsilon, gain, left in reversed(self.runs):
-            if not (gain >= points if points is not None else (left or 0.0) <= _LEFT):
-                break
-            least = records, epsilon
-        return least
+        if (points := _points(want)) is not None:
+            return [gain >= points for *_, gain, _ in self.runs]
+        return [left <= _LEFT for *_, left in self.runs if left is not None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class Answer:
 
     Attributes:
         want: as asked.
-        epsilon: that half of those that reached it needed at most, for these records; infinite where none did.
+        epsilon: that half of those that reach it need at most, for these records; infinite where none did.
         reached: how many did.
         sites: of such data.
     """
@@ -93,23 +85,19 @@ class Answer:
         return f"{self.want}: {most}about epsilon {self.epsilon:.2g}; {share}, half of them with no more"
 
 
-def stored() -> tuple[list[Site], float]:
-    """All sites of this version's results, and the share of right answers where a site reached it, others held out."""
-    text = resources.files("dpswd.public_client.plans").joinpath("wishes.json").read_text(encoding="ascii")
-    content = json.loads(text)
+def stored() -> tuple[list[Site], dict[str, float]]:
+    """All sites of this version's results, and shares of right answers where it was reached, held out by site."""
+    content = json.loads(resources.files("dpswd.public_client.plans").joinpath("wishes.json").read_text("ascii"))
     sites = [Site(**{**each, "runs": tuple(map(tuple, each["runs"]))}) for each in content["sites"]]
     return sites, content["right"]
 
 
-def alike(facts: Description, sites: Sequence[Site]) -> list[Site]:
-    """Those of the data's kind: modality, classes, labels where they are needed, and about as many records."""
-    return [
-        site
-        for site in sites
-        if site.modality == modality_of(facts.record_shape)
-        and (site.classes == facts.classes or not (facts.classes or site.labelled))
-        and max(site.records, facts.records) <= _SIZES * min(site.records, facts.records)
-    ]
+def alike(modality: str, classes: int, records: int, sites: Sequence[Site]) -> list[Site]:
+    """Sites of such data: modality, classes (0 without labels), about as many records, and labels used if there are."""
+    sized = [site for site in sites if any(1 / _SIZES <= n / records <= _SIZES for n, *_ in site.runs)]
+    every = [each for each in sized if each.classes == classes or not (classes or each.labelled)]
+    every = [each for each in every if each.modality == modality]
+    return [each for each in every if each.labelled] or every
 
 
 def least_epsilon(want: str, records: int, sites: Sequence[Site]) -> Answer:
@@ -124,21 +112,33 @@ def least_epsilon(want: str, records: int, sites: Sequence[Site]) -> Answer:
         InvalidValue: the want is neither.
     """
     _points(want)
-    needed = [least for site in sites if (least := site.least(want)) is not None]
-    if len(needed) < _FEWEST:
+    told = {site: reached for site in sites if (reached := site.reached(want))}
+    if len(told) < _FEWEST:
         return Answer(want, math.inf, 0, 0)
-    if not (reached := [(n, epsilon) for n, epsilon in needed if math.isfinite(epsilon)]):
-        return Answer(want, math.inf, 0, len(needed))
+    if not (count := sum(runs[-1] for runs in told.values())):
+        return Answer(want, math.inf, 0, len(told))
+    power, middle = _estimated(want, tuple(told))
+    return Answer(want, math.exp(middle) / records**power, count, len(told))
 
-    def logs(power: float) -> list[float]:
-        return [power * math.log(n / records) + math.log(epsilon) for n, epsilon in reached]
 
-    def spread(power: float) -> float:
-        middle = statistics.median(logs(power))
-        return statistics.mean(abs(each - middle) for each in logs(power))
-
-    best = min(_POWERS, key=spread)
-    return Answer(want, math.exp(statistics.median(logs(best))), len(reached), len(needed))
+@functools.lru_cache(maxsize=8)
+def _estimated(want: str, sites: tuple[Site, ...]) -> tuple[float, float]:
+    """The likeliest a and m."""
+    n, epsilons = np.array([run[:2] for site in sites for run in site.runs], dtype=np.float64).T[..., None]
+    reached = np.array([each for site in sites for each in site.reached(want)])[:, None]
+    first, best = np.cumsum([0, *(len(site.runs) for site in sites[:-1])]), (-math.inf, 0.0, 0.0)
+    for power, error in itertools.product(_POWERS, _ERRORS):
+        x = np.log(n**power * epsilons)
+        places = np.linspace(x.min(), x.max(), _PLACES)
+        middles, spreads, shares = (each.reshape(-1, 1) for each in np.meshgrid(places, _SPREADS, _SHARES))
+        law = np.exp(-0.5 * ((places - middles) / spreads) ** 2)
+        law = np.concatenate([law * (shares / law.sum(axis=1, keepdims=True)), 1.0 - shares], axis=1)
+        as_said = np.concatenate([x >= places - 1e-9, np.zeros_like(reached)], axis=1) == reached  # the last: never
+        logs = np.add.reduceat(np.where(as_said, math.log(1.0 - error), math.log(error)), first, axis=0)
+        likelihoods = np.log(np.exp(logs) @ law.T).sum(axis=0)
+        at = int(likelihoods.argmax())
+        best = max(best, (float(likelihoods[at]), power, float(middles[at, 0])))
+    return best[1:]
 
 
 def _points(want: str) -> float | None:
