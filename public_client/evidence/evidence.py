@@ -215,7 +215,7 @@ class Evidence:
             evidence.runs()
         except (InvalidValue, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise DataInvalid(f"this is no evidence of a model or a generator: {error}") from error
-        if spelled != data or metadata["format"] != FORMAT:
+        if spelled != data or metadata.get("format") != FORMAT:
             raise DataInvalid(f"this is no evidence of format {FORMAT}, as it is written")
         return evidence
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import digits, first_contact, generate, records, sites
 from benchmarks.records import mean_and_deviation
-from deploy.parties_picture import PICTURE, picture
+from deploy import certificate_picture, parties_picture
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_picture_is_the_scripts():
-    assert PICTURE.read_text(encoding="utf-8") == picture(), "run: python -m deploy.parties_picture"
+@pytest.mark.parametrize("script", [certificate_picture, parties_picture])
+def test_a_picture_is_the_scripts_and_is_shown(script):
+    assert script.PICTURE.read_text(encoding="utf-8") == script.picture(), f"run: python -m {script.__name__}"
+    assert f"(docs/figures/{script.PICTURE.name})" in README
 
 
 def test_the_rows_of_results_are_on_file():

@@ -17,6 +17,7 @@ from published_site import source as prepared_source
 from safetensors.torch import load
 from torch import nn
 
+from deploy import certificate_picture
 from dpswd import AllWeights, DomainAdaptation, PublishedHospital, Replay, Statistics
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator import recording
@@ -158,6 +159,11 @@ def test_a_file_is_derived_again_bit_for_bit(made, threads):
         torch.set_num_threads(before)
 
 
+def test_the_readmes_picture_says_each_of_its_fields(made):
+    fields = json.loads((made[0] / "made.certificate.json").read_text())
+    assert set(certificate_picture.ROWS) == set(fields) - {"format", "made_by"}
+
+
 def test_a_changed_number_is_detected_before_and_after_it_is_certified_anew(made, tmp_path):
     folder, own = made
     for file in folder.glob("made.*"):
@@ -209,6 +215,16 @@ def test_one_seed_gives_one_file(tmp_path, kind):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+
+
+@pytest.mark.parametrize("name", [b"format", b"kind", b"source", b"settings"])
+def test_evidence_without_one_of_its_names_is_none(made, tmp_path, name):
+    data = (made[0] / "made.evidence").read_bytes()
+    for quote in (b'"', b'\\"'):  # of the metadata, and of what is JSON in it
+        data = data.replace(quote + name + quote + b":", quote + name[::-1] + quote + b":")
+    assert data != (made[0] / "made.evidence").read_bytes()
+    with pytest.raises(DataInvalid, match="no evidence"):
+        Evidence.from_bytes(data)
 
 
 @pytest.mark.exhaustive
