@@ -168,6 +168,5 @@ _TAIL = """
 
 ## Limits
 
-The attacks are the worst that we know, for linear extractors and the release's own likelihood ratio. Only releases are
-audited; confinement and timing have tests of their own.
+The attacks are the worst that we know for linear extractors. Confinement and timing have tests of their own.
 """

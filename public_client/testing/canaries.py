@@ -1,8 +1,9 @@
 """2,000 canaries in one run of a mechanism, and the lower bounds on epsilon that its one reply proves.
 
-Every record is a canary: a fair coin s = -1 or 1 puts it to one of two places. The release is made here, by the
-product's own admission, price, computation and noise. Its mean given the coins is written once more, by hand, so that a
-release that moves further than it is priced for is seen.
+A fair coin s = -1 or 1 puts each canary to one of two places, as far apart as records can be and where no other is; as
+many other records lie all at one place and tell the release's scale. The release is made here, by the product's own
+admission, price, computation and noise. Its mean given the coins is written once more, by hand, so that a release that
+moves further than it is priced for is seen.
 
 **Whatever the mechanism is**: an attacker guesses the coins that the reply tells best; r guesses of m coins, v of them
 right, refute (epsilon, delta) with the p-value of Steinke, Nasr and Jagielski (NeurIPS 2023, Theorem 5.2).
@@ -20,14 +21,14 @@ the bound.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from scipy.stats import binom, chi2, norm
 from torch import Tensor, nn
 from torch.nn import functional
@@ -56,17 +57,23 @@ from dpswd.shared.models.free_weights import free_count, free_moment_weight
 CANARIES = 2000
 CONFIDENCE, CERTAIN = 0.95, 1.0 - 5e-7
 """Of a bound that is stated, and of one that refutes a claim."""
-_COMMON, _OWN = 0.6, 0.8  # of a canary's unit vector: along what all share, and along its own coordinate, by its coin
-_LENGTH = 64.0  # of its features before the clip
+_RECORDS = 2 * CANARIES
+_LENGTH = 64.0  # of a record's features before the clip
 _CLASSES = 20
 _GUESSES = 6  # of so many canaries one is guessed
 _LARGEST_FACTOR = 64.0
 
 
 def units(coins: Tensor, groups: int = 1) -> Tensor:
-    """(m, 1 + m / groups) unit vectors; so many canaries share a coordinate, and are of different classes."""
-    own = functional.one_hot(torch.arange(len(coins)) // groups).to(coins)
-    return torch.cat([torch.full((len(coins), 1), _COMMON, dtype=coins.dtype), _OWN * coins[:, None] * own], dim=1)
+    """(2 m, 1 + m / groups) unit vectors: m canaries, of which so many, of different classes, share a coordinate."""
+    own = coins[:, None] * functional.one_hot(1 + torch.arange(len(coins)) // groups)
+    other = functional.one_hot(torch.zeros_like(coins, dtype=torch.int64), own.shape[1])
+    return torch.cat([own, other.to(own)])
+
+
+def _labels(kinds: int) -> Tensor:
+    """(2 m,): the canaries' in turn, all others' the first."""
+    return functional.pad(torch.arange(CANARIES) % kinds, (0, _RECORDS - CANARIES))
 
 
 def _one_hot(kinds: Tensor, classes: int) -> Tensor:
@@ -85,7 +92,7 @@ class Design:
 
     Attributes:
         classes: C of the labels; 0 where there are none.
-        kinds: of these classes the canaries have the first so many, in turn.
+        kinds: of these classes the records have the first so many (`_labels`).
         groups: so many canaries share a coordinate (`units`).
         declaration: of a noise sigma.
         request: of the step.
@@ -113,21 +120,20 @@ def _sums() -> Design:
 
 def _quantiles(classes: int) -> Design:
     """One coefficient: the mean of the projections, times the root of n."""
-    few = 4  # canaries on a coordinate: fewer directions to draw
 
     def declaration(sigma: float) -> SlicedDeclaration:
-        return SlicedDeclaration(2 * CANARIES // few, sigma, 1, label_weight=RECORD_NORM if classes else 0.0)
+        return SlicedDeclaration(_RECORDS, sigma, 1, label_weight=RECORD_NORM if classes else 0.0)
 
     def means(coins: Tensor, declared: SlicedDeclaration, reply: Any) -> Tensor:
-        rows, length = _LENGTH * units(coins, few), _LENGTH
+        rows, length = _LENGTH * units(coins), _LENGTH
         if classes:
-            labels = declared.label_weight * _one_hot(torch.arange(len(coins)) % classes, classes)
+            labels = declared.label_weight * _one_hot(_labels(classes), classes)
             rows, length = torch.cat([rows, labels], dim=1), math.hypot(_LENGTH, declared.label_weight)
         clipped = RECORD_NORM / length * rows
         U = directions(reply.seed, rows.shape[1], declared.directions).double()
-        return (clipped @ U).sum(dim=0, keepdim=True) / math.sqrt(len(coins))
+        return (clipped.sum(dim=0, keepdim=True) @ U) / math.sqrt(_RECORDS)
 
-    return Design(classes, max(1, classes), few, declaration, SlicedRequest(), means, lambda reply: [reply.values])
+    return Design(classes, max(1, classes), 1, declaration, SlicedRequest(), means, lambda reply: [reply.values])
 
 
 def _class_statistics() -> Design:
@@ -138,7 +144,7 @@ def _class_statistics() -> Design:
         return StatisticsDeclaration(_CLASSES, count, moment, 0.0, sigma)
 
     def means(coins: Tensor, _: Any, __: Any) -> Tensor:
-        kinds, u = _one_hot(torch.arange(len(coins)) % _CLASSES, _CLASSES), units(coins, _CLASSES)
+        kinds, u = _one_hot(_labels(_CLASSES), _CLASSES), units(coins, _CLASSES)
         counts = functional.pad(count * kinds.sum(dim=0)[:, None], (0, u.shape[1])).reshape(-1)
         sums, moments = functional.pad(kinds.T @ u, (1, 0)).reshape(-1), moment * _upper(u.T @ u)
         by_class = functional.pad(torch.stack([sums, counts]), (0, len(moments)))
@@ -159,41 +165,40 @@ def _score_statistics() -> Design:
 
     def means(coins: Tensor, _: Any, __: Any) -> Tensor:
         longest = math.sqrt(0.5 * (1.0 - 1.0 / _CLASSES))  # of label less chance, over the root of 2
-        constant = torch.full((len(coins), 1), tiny / _LENGTH, dtype=torch.float64)
+        constant = torch.full((_RECORDS, 1), tiny / _LENGTH, dtype=torch.float64)
         u = torch.cat([constant, units(coins, kinds)], dim=1) / longest
-        residual = _one_hot(torch.arange(len(coins)) % kinds, _CLASSES) - 1.0 / _CLASSES
+        residual = _one_hot(_labels(kinds), _CLASSES) - 1.0 / _CLASSES
         gradient = math.sqrt(0.5) * (residual.T @ u).reshape(1, -1)
         square = 0.5 * (1.0 - 1.0 / _CLASSES) * beta * _upper(u.T @ u)[None]
-        before, after = _CLASSES, square.shape[1]  # counts weigh nothing
-        return torch.cat(
-            [functional.pad(gradient, (before, after)), functional.pad(square, (before + gradient.shape[1], 0))]
-        )
+        padded = functional.pad(gradient, (_CLASSES, square.shape[1]))  # counts weigh nothing
+        return torch.cat([padded, functional.pad(square, (_CLASSES + gradient.shape[1], 0))])
 
     def records(coins: Tensor) -> Tensor:
-        return torch.cat([_LENGTH * units(coins, kinds), torch.zeros(len(coins), _CLASSES)], dim=1)
+        return torch.cat([_LENGTH * units(coins, kinds), torch.zeros(_RECORDS, _CLASSES)], dim=1)
 
     request = ScoresRequest(np.zeros((_CLASSES, columns), dtype=np.float32))
     return Design(_CLASSES, kinds, kinds, declaration, request, means, records=records)
 
 
 def _evaluation() -> Design:
-    """A canary is predicted right, or as another class, by its coin; no two of one label as the same other."""
-    classes = 64
+    """A canary is predicted as one of two wrong classes, by its coin, in cells of its own; the others are right."""
+    classes = 65
 
     def chances(coins: Tensor) -> Tensor:
-        kinds = torch.arange(len(coins)) % classes
-        other = _one_hot((kinds + 1 + torch.arange(len(coins)) // classes) % classes, classes)
-        return (_one_hot(kinds, classes) * (1.0 - coins[:, None]) + other * (1.0 + coins[:, None])) / 2.0
-
-    def declaration(sigma: float) -> EvaluationDeclaration:
-        return EvaluationDeclaration(classes, 4.0 * sigma, sigma)
+        numbers = torch.arange(CANARIES)
+        first = numbers % classes + 1 + 2 * (numbers // classes)
+        one, other = (_one_hot((first + more) % classes, classes) for more in (0, 1))
+        wrong = (one * (1.0 - coins[:, None]) + other * (1.0 + coins[:, None])) / 2.0
+        return torch.cat([wrong, _one_hot(_labels(classes)[CANARIES:], classes)])
 
     def means(coins: Tensor, _: Any, __: Any) -> Tensor:
-        confusion = _one_hot(torch.arange(len(coins)) % classes, classes).T @ chances(coins)
+        confusion = _one_hot(_labels(classes), classes).T @ chances(coins)
         return torch.cat([confusion.trace().reshape(1), confusion.reshape(-1)])[None]
 
-    request, parts = EvaluationRequest(), lambda reply: [reply.correct, reply.confusion]
-    return Design(classes, classes, 1, declaration, request, means, parts, lambda coins: _LENGTH * chances(coins))
+    return Design(
+        classes, classes, 1, lambda sigma: EvaluationDeclaration(classes, 4.0 * sigma, sigma), EvaluationRequest(),
+        means, lambda reply: [reply.correct, reply.confusion], lambda coins: _LENGTH * chances(coins),
+    )  # fmt: skip
 
 
 DESIGNS: Mapping[str, Callable[[], Design]] = {
@@ -216,7 +221,7 @@ class Reply:
         values: (D,) as released.
         blocks: (1 + B, D) of the mean by hand.
         coins: (m,) -1 or 1.
-        scores: (m,) log-likelihood ratios of the coins, but for a factor.
+        scores: (m,) log-likelihood ratios of the coins, but for a factor, beside a mean of any scale without coins.
     """
 
     event: RunEvent
@@ -245,14 +250,11 @@ class Reply:
         guesses = len(self.coins) // _GUESSES
         surest = self.scores.abs().topk(guesses).indices
         right = int((self.scores[surest].sign() == self.coins[surest]).sum())
-        low, high = 0.0, 50.0
-        if guess_p_value(len(self.coins), guesses, right, low, delta) > 1.0 - confidence:
-            return 0.0
-        for _ in range(40):
-            middle = (low + high) / 2.0
-            refuted = guess_p_value(len(self.coins), guesses, right, middle, delta) <= 1.0 - confidence
-            low, high = (middle, high) if refuted else (low, middle)
-        return low
+
+        def over(epsilon: float) -> float:
+            return guess_p_value(len(self.coins), guesses, right, epsilon, delta) - (1.0 - confidence)
+
+        return 0.0 if over(0.0) > 0.0 else float(brentq(over, 0.0, 50.0))
 
 
 def guess_p_value(coins: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -273,11 +275,8 @@ def guess_p_value(coins: int, guesses: int, right: int, epsilon: float, delta: f
 
 def divided(event: RunEvent, factor: float) -> RunEvent:
     """The same run with the noise, and its grid, of every part divided by a factor."""
-    parts = tuple(
-        dataclasses.replace(part, sigma=part.sigma / factor, grid_step=part.grid_step / factor)
-        for part in event.step.parts
-    )
-    return dataclasses.replace(event, step=dataclasses.replace(event.step, parts=parts))
+    parts = tuple(replace(own, sigma=own.sigma / factor, grid_step=own.grid_step / factor) for own in event.step.parts)
+    return replace(event, step=replace(event.step, parts=parts))
 
 
 def one_run(name: str, *, epsilon: float, delta: float, seed: int) -> Reply:
@@ -292,23 +291,22 @@ def one_run(name: str, *, epsilon: float, delta: float, seed: int) -> Reply:
     design, mechanism, random = DESIGNS[name](), MECHANISMS[name], np.random.default_rng(seed)
     coins = torch.from_numpy(random.choice([-1.0, 1.0], CANARIES))
     rows = _LENGTH * units(coins, design.groups) if design.records is None else design.records(coins)
-    records, labels = rows.float().numpy(), np.arange(CANARIES) % design.kinds
+    records, labels = rows.float().numpy(), _labels(design.kinds).numpy()
     shape = records.shape[1:]
-    facts = Facts(DataSetFacts(CANARIES, shape, design.classes), ModelFacts(shape, shape[0], {}))
+    facts = Facts(DataSetFacts(_RECORDS, shape, design.classes), ModelFacts(shape, shape[0], {}))
 
     def event(sigma: float) -> RunEvent:
-        return Declared(mechanism, design.declaration(sigma), RunSize(CANARIES), facts).event
+        return Declared(mechanism, design.declaration(sigma), RunSize(_RECORDS), facts).event
 
     sigma = calibrate_sigma(event, epsilon=epsilon, delta=delta)
     priced, declaration = event(sigma), design.declaration(sigma)
-    described = mock_description(
-        records=CANARIES, record_shape=shape, epsilon=MAX_EPSILON, delta=delta, classes=design.classes
-    )
+    own: dict[str, Any] = {"records": _RECORDS, "record_shape": shape, "classes": design.classes}
+    described = mock_description(**own, epsilon=MAX_EPSILON, delta=delta)
     curator = MockCurator(described, randomness=random.bytes, labels=labels, records=records)
     uploaded = Declarable.of(nn.Identity(), shape).uploaded(curator)
     digests = {"graph_digest": uploaded.graph_digest, "weights_digest": uploaded.weights_digest}
     run = curator.open_run(
-        RunParameters(**digests, mechanism=name, declaration=declaration.to_bytes(), batch_size=CANARIES, steps=1)
+        RunParameters(**digests, mechanism=name, declaration=declaration.to_bytes(), batch_size=_RECORDS, steps=1)
     )
     sent: StepRelease = curator.send(PendingStep(run.run_id, new_request_id(), design.request.to_bytes()))
     reply = mechanism.reply.from_bytes(sent.payload)
@@ -316,6 +314,7 @@ def one_run(name: str, *, epsilon: float, delta: float, seed: int) -> Reply:
     sigmas = torch.cat([torch.full_like(own, part.sigma) for own, part in zip(arrays, priced.step.parts, strict=True)])
     values = torch.cat(arrays) / sigmas
     unknown = torch.zeros(CANARIES, dtype=torch.float64, requires_grad=True)
-    middle = design.means(unknown, declaration, reply).sum(dim=0) / sigmas
-    (scores,) = torch.autograd.grad(middle @ (values - middle).detach(), unknown)
+    middle = design.means(unknown, declaration, reply) / sigmas
+    fixed = functional.normalize(middle.detach())
+    (scores,) = torch.autograd.grad(middle.sum(dim=0) @ (values - (fixed @ values) @ fixed), unknown)
     return Reply(priced, values, design.means(coins, declaration, reply) / sigmas, coins, scores)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
-from dpswd.public_client.testing.canaries import CANARIES, Reply, divided, guess_p_value, units
+from dpswd.public_client.testing.canaries import CANARIES, DESIGNS, Reply, divided, guess_p_value, one_run, units
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
 
@@ -88,9 +88,31 @@ def test_guesses_never_prove_more_than_a_gaussian_mechanism_spends():
     assert np.median(bounds) > 0.3
 
 
-def test_canaries_have_norm_one_and_differ_along_one_coordinate():
+@pytest.mark.parametrize("groups", [1, 3])
+def test_canaries_of_a_class_disturb_neither_each_other_nor_the_other_records(groups):
     coins = torch.tensor([1.0, -1.0, 1.0])
-    rows = units(coins)
-    assert torch.allclose(torch.linalg.vector_norm(rows, dim=1), torch.ones(3))
+    rows = units(coins, groups)
+    assert torch.allclose(torch.linalg.vector_norm(rows, dim=1), torch.ones(6))
+    assert torch.equal(rows[3:], rows[3:4].expand(3, -1))
+    assert not torch.any(rows[:3] @ rows[3])
     for one, other in itertools.combinations(range(3), 2):
-        assert float(rows[one] @ rows[other]) == pytest.approx(0.36)
+        assert abs(float(rows[one] @ rows[other])) == (groups == 3)
+
+
+@pytest.mark.parametrize("name", ["evaluation", "feature_sums", "class_statistics"])
+def test_a_coin_moves_the_mean_as_far_as_is_priced_and_along_what_no_other_moves(name):
+    """Its own share of the distance that the sensitivity allows: all but the correct predictions' part."""
+    reply = one_run(name, epsilon=1.0, delta=1e-5, seed=0)
+    design = DESIGNS[name]()
+    coins = torch.ones(CANARIES, dtype=torch.float64)
+
+    def moved(number: int) -> torch.Tensor:
+        turned = coins.clone()
+        turned[number] = -1.0
+        apart = design.means(coins, None, None) - design.means(turned, None, None)
+        return apart.sum(dim=0)
+
+    first, second = moved(0), moved(1)
+    furthest = max(part.sensitivity for part in reply.event.step.parts)
+    assert float(torch.linalg.vector_norm(first)) == pytest.approx(furthest, rel=0.02)
+    assert float(first @ second) == pytest.approx(0.0, abs=1e-9)
