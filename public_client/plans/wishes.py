@@ -112,13 +112,13 @@ def least_epsilon(want: str, records: int, sites: Sequence[Site]) -> Answer:
         InvalidValue: the want is neither.
     """
     _points(want)
-    told = {site: reached for site in sites if (reached := site.reached(want))}
-    if len(told) < _FEWEST:
+    outcomes = {site: reached for site in sites if (reached := site.reached(want))}
+    if len(outcomes) < _FEWEST:
         return Answer(want, math.inf, 0, 0)
-    if not (count := sum(runs[-1] for runs in told.values())):
-        return Answer(want, math.inf, 0, len(told))
-    power, middle = _estimated(want, tuple(told))
-    return Answer(want, math.exp(middle) / records**power, count, len(told))
+    if not (count := sum(runs[-1] for runs in outcomes.values())):
+        return Answer(want, math.inf, 0, len(outcomes))
+    power, middle = _estimated(want, tuple(outcomes))
+    return Answer(want, math.exp(middle) / records**power, count, len(outcomes))
 
 
 @functools.lru_cache(maxsize=8)
