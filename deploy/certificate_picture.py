@@ -7,6 +7,7 @@ from xml.sax.saxutils import escape
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "figures" / "certificate.svg"
 WIDTH, ROW, TOP = 880, 30, 96
+EDGE = 'stroke="#1d4ed8" stroke-width="2"'
 LABEL = "A model's certificate: what it says of the file, and that anyone can derive the file again"
 ROWS = {  # by key of the certificate: what stands there, in words
     "model": "digest of the file's bytes",
@@ -32,8 +33,7 @@ def picture() -> str:
         f' aria-label="{escape(LABEL)}"',
         ' font-family="sans-serif" font-size="15">',
         f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#f8fafc"/>',
-        f'<rect x="20" y="20" width="{WIDTH - 40}" height="{height - 40}" rx="8" fill="#ffffff" '
-        'stroke="#1d4ed8" stroke-width="2"/>',
+        f'<rect x="20" y="20" width="{WIDTH - 40}" height="{height - 40}" rx="8" fill="#ffffff" {EDGE}/>',
         '<text x="40" y="60" font-weight="bold" fill="#1d4ed8">adapted.certificate.json</text>',
     ]
     for number, (key, said) in enumerate(ROWS.items()):

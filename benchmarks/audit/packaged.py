@@ -10,8 +10,8 @@ Theorem 5.2 of Steinke, Nasr and Jagielski (NeurIPS 2023) and with f-DP in one r
 ICML 2025), Bonferroni over thresholds; by Opake 0.16 with the order statistics of Xiang and others (arXiv 2509.08704),
 threshold 0, which the coins' law gives. The latter two suppose a Gaussian trade-off curve, as these releases have. The
 claim is epsilon 4 at delta 1e-5: by guesses alone so many canaries cannot tell half of the noise at epsilon 1, as
-`canaries` does by the mechanism's law. Order statistics find each fault, the others fewer. Bounds are stated at 95% confidence; a claim is refuted at all but one in a
-million.
+`canaries` does by the mechanism's law. Order statistics find each fault, the others fewer. Bounds are stated at 95%
+confidence; a claim is refuted at all but one in a million.
 
 DP-Auditorium's hockey-stick tester (Kong and others, 2023; its network and training are its defaults) is given the
 likelihood ratios of 10,000 releases with and 10,000 without one far record (`benchmarks.audit.means`), each declared
