@@ -28,11 +28,15 @@ from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.schema import Schema
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import ClassSums, shares_of
+from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import not_counts, not_positive
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.protocol.contract import DataContract
+
+_LOST = ((1e-3, "1 to 3"), (5e-3, "2 to 10"), (0.03, "1 to 30"), (float("inf"), "20 to 60"))
+"""Points of AUC at so much noise on a pair of bins, as norm^2 / (records epsilon), on the tables of benchmarks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,11 @@ class Tabular(StatisticsGeneration):
         given = values.get("schema")
         schema = Schema.from_json(given) if isinstance(given, dict) else given
         return super().from_json(values | {"schema": schema})
+
+    def notes(self, plan: Plan) -> list[tuple[str, str]]:
+        noise = self._schema().norm ** 2 / (plan.records * plan.epsilon)
+        lost = next(points for most, points in _LOST if noise < most)
+        return [*super().notes(plan), ("", f"at such noise on tables as many rows taught {lost} points of AUC less")]
 
     def disagreements(self, description: Description) -> list[str]:
         """See `GenerationMethod`: columns of other names, or in another order."""
@@ -128,16 +137,16 @@ class Tabular(StatisticsGeneration):
                 before = [place for earlier in laws for place in range(schema.width)[spans[earlier]]]
                 spread = pairs_noise + np.outer(chance[here], chance[before]) / n
                 target = (bins[here], bins_noise + chance[here] / n, pairs[here][:, before], spread)
-                known = (roots[here, here], self.deviation * roots[before][:, before])
-                laws[column], chances = solved(target, rows[:, before], known, updates=self.updates)
+                priors = (roots[here, here], self.deviation * roots[before][:, before])
+                laws[column], chances = solved(target, rows[:, before], priors, updates=self.updates)
                 drawn = torch.multinomial(chances, 1, generator=own)[:, 0].to(rows.device)
                 rows[torch.arange(len(rows), device=rows.device), schema.starts[column] + drawn] = 1.0
                 bar.advance(f"column {columns[column].name}")
             # The classes' covariances add up to 0: each says what another has said in part.
             spread = (label_noise + np.outer(shares * (1.0 - shares), chance) / n) * (classes / max(1, classes - 1))
             target = (shares, (released.count_variance / n + shares) / n, labels, spread)
-            known = (torch.eye(classes), self.label_deviation * roots)
-            of_label, _ = solved(target, rows, known, updates=self.updates)
+            priors = (torch.eye(classes), self.label_deviation * roots)
+            of_label, _ = solved(target, rows, priors, updates=self.updates)
             bar.advance("label")
         return laws, of_label
 
