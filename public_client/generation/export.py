@@ -42,8 +42,8 @@ def export(generator: Generator, path: str | Path, *, rows: int, seed: int = 0) 
 
     Args:
         generator: what is drawn from.
-        path: ends in .npz (arrays x, y and probabilities), .parquet (columns x0, x1, ..., label and the classes'
-            probabilities) or nothing: a folder with an image of each record in a folder of its class.
+        path: ends in .npz (arrays x, y, probabilities, of a table columns), .parquet (columns x0, x1, ..., label and
+            the classes' probabilities) or nothing: a folder with an image of each record in a folder of its class.
         rows: how many.
         seed: of the draw.
 
@@ -57,11 +57,13 @@ def export(generator: Generator, path: str | Path, *, rows: int, seed: int = 0) 
     path = Path(path)
     check_export(path)
     x, y, p = (part.numpy() for part in generator.draw(rows, seed))
+    names = [] if generator.schema is None else [own.name for own in generator.schema.columns]
     if path.suffix == ".npz":
         with whole_file(path, mode=0o644) as file:
-            np.savez_compressed(file, x=x, y=y, probabilities=p)
+            own: dict[str, Any] = {"columns": np.array(names)} if names else {}
+            np.savez_compressed(file, x=x, y=y, probabilities=p, **own)
     elif path.suffix == ".parquet":
-        _write_parquet(path, generator, x, y, p)
+        _write_parquet(path, names, x, y, p)
     else:
         _write_images(path, generator, x, y)
     card = card_of(path)
@@ -112,14 +114,13 @@ def origin(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _write_parquet(
-    path: Path, generator: Generator, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], p: npt.NDArray[np.float32]
+    path: Path, names: list[str], x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], p: npt.NDArray[np.float32]
 ) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
     flat = x.reshape(len(x), -1)
-    schema = generator.schema
-    names = [f"x{i}" for i in range(flat.shape[1])] if schema is None else [own.name for own in schema.columns]
+    names = names or [f"x{i}" for i in range(flat.shape[1])]
     columns = {name: flat[:, i] for i, name in enumerate(names)} | {"label": y}
     columns |= {f"probability_{c}": p[:, c] for c in range(p.shape[1])}
     with whole_file(path, mode=0o644) as file:

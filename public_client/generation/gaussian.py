@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.statistics import StatisticsGeneration
 from dpswd.public_client.methods.statistics_head import classes_of
@@ -67,10 +67,8 @@ class Gaussian(StatisticsGeneration):
         with torch.no_grad():
             decoder.weight.copy_(torch.from_numpy(np.hstack([spread, laws.means.T]) * unit))
             decoder.bias.fill_(self.low)
-        return Generator.of(
-            decoder, latent=spread.shape[0], record_shape=run.plan.record_shape, shares=laws.shares,
-            low=self.low, high=self.high,
-        )  # fmt: skip
+        made, shares = traced(decoder, decoder.in_features), tuple(laws.shares.tolist())
+        return Generator(made, run.plan.record_shape, shares, low=self.low, high=self.high)
 
 
 class Scaled(nn.Module):

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -111,48 +109,6 @@ class Generator:
             raise InvalidValue(f"deformation is {self.deformation}; allowed: 0, for images up to {MAX_DEFORMATION}")
         if self.schema is not None and self.record_shape != (len(self.schema.columns),):
             raise InvalidValue(f"the schema has {len(self.schema.columns)} columns for records of {self.record_shape}")
-
-    @classmethod
-    def of(
-        cls, decoder: nn.Module, *, latent: int, record_shape: tuple[int, ...],
-        shares: npt.NDArray[np.float64] | tuple[float, ...], labeller: nn.Module | None = None,
-        low: float | None = None, high: float | None = None, deformation: float = 0.0, tries: int = 1,
-        temperature: float = 1.0, schema: Schema | None = None, chosen_labels: bool = True,
-    ) -> Generator:  # fmt: skip
-        """From modules in evaluation mode, which are traced.
-
-        Args:
-            decoder: (b, latent + C) to (b, values), see the class.
-            latent: k.
-            record_shape: of one record.
-            shares: (C,) of the classes; brought to the sum of 1.
-            labeller: see the class.
-            low: see the class, as for all that follows.
-            high: see the class.
-            deformation: see the class.
-            tries: see the class.
-            temperature: see the class.
-            schema: see the class.
-            chosen_labels: see the class.
-
-        Raises:
-            ExtractorUnsupported: a module uses something outside of the closed vocabulary.
-        """
-        total = float(sum(shares))
-
-        def rebuilt(module: nn.Module, shape: tuple[int, ...]) -> Extractor:
-            module = module.cpu().eval()
-            graph = trace(module, shape)
-            return Extractor.from_graph(graph, module_weights(module, graph), device=torch.device("cpu"))
-
-        return cls(
-            decoder=rebuilt(decoder, (latent + len(shares),)),
-            record_shape=tuple(record_shape),
-            shares=tuple(float(share) / total for share in shares),
-            labeller=None if labeller is None else rebuilt(labeller, tuple(record_shape)),
-            low=low, high=high, deformation=deformation, tries=tries, temperature=temperature, schema=schema,
-            chosen_labels=chosen_labels,
-        )  # fmt: skip
 
     def on(self, device: torch.device) -> Generator:
         """The same generator that draws on a device; what is drawn is on the CPU, and the same but for rounding."""
@@ -260,6 +216,20 @@ class Generator:
         if certificate:
             data = model_bytes(tensors, metadata | {CERTIFICATE: certificate})
         write_public(path, data)
+
+
+def traced(module: nn.Module, *shape: int) -> Extractor:
+    """A decoder or labeller, its module in evaluation mode, as a generator holds it.
+
+    Args:
+        module: (b, *shape) to (b, values): for a decoder latents beside one-hot classes to a record's values, flat.
+        shape: of what it takes: latent + C, or that of a record.
+
+    Raises:
+        ExtractorUnsupported: it uses something outside of the closed vocabulary.
+    """
+    graph = trace(module.cpu().eval(), shape)
+    return Extractor.from_graph(graph, module_weights(module, graph), device=torch.device("cpu"))
 
 
 def _drawn_of(probabilities: Tensor, own: torch.Generator) -> Tensor:

@@ -5,8 +5,9 @@ The law of a column has a weight for each of its bins with each bin drawn before
     softmax(weight x + bias),  x the zeros and ones of the bins drawn before.
 
 It is solved for what was released: over rows that were drawn by the laws before it, the expected shares of its bins,
-and of its bins with each other bin, are brought to the released ones, each residual in units of its known noise, and
-weights start at 0 with a known deviation. What noise hides therefore stays independent. Laws of maximal entropy with
+and the covariances of its bins with each other bin, are brought to the released ones, each residual in units of its
+known noise, and weights start at 0 with a known deviation, those of neighbouring bins of a number alike. What noise
+hides therefore stays independent, and smooth. Laws of maximal entropy with
 given pairs have this form when the last column is drawn; drawing one after another needs no sampler that has to mix.
 """
 
@@ -21,15 +22,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpswd.public_client.generation.schema import Schema
+from dpswd.public_client.generation.schema import Column, Schema
 
 _STEEP = 1e6
 """Of a step from 0 to 1, in units of what it divides: one value in a million falls on each of them and is snapped."""
-_LEAST = 1e-4
+LEAST = 1e-4
 """Of a share, where a law begins."""
+_ALIKE, _REACH = 0.9, 0.4
+"""Of the variance of a numeric bin's weight, what neighbours share; and over which part of the bins it is forgotten."""
 _NOWHERE = 1e-12
 """Keeps a normal number of exactly 0 from being divided by; no other in single precision is changed that matters."""
 Values = npt.NDArray[np.float64]
+Released = tuple[Values, Values, Values, Values]
+"""Of a column: shares (k,) of its bins and their variances, of noise and of sampling n records; covariances (k, d) of
+its bins with those before, and their variances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,64 +50,50 @@ class Law:
     weight: Tensor
     bias: Tensor
 
-    def cpu(self) -> Law:
-        """The same on the CPU."""
-        return Law(self.weight.cpu(), self.bias.cpu())
+
+def root_of(column: Column) -> Tensor:
+    """(k, k), a root of the covariance of its bins' weights, before anything is known: 1, and alike for neighbours."""
+    low, high = torch.tensor(column.bounds, dtype=torch.float64).T
+    place, numbers = torch.arange(len(low)), (low < high).double()
+    reach = _REACH * max(1.0, float(numbers.sum()))
+    near = torch.exp(-(place[:, None] - place).abs() / reach) * torch.outer(numbers, numbers)
+    root: Tensor = torch.linalg.cholesky((_ALIKE * near).fill_diagonal_(1.0))
+    return root.float()
 
 
-@dataclass(frozen=True, eq=False)
-class ReleasedShares:
-    """What was released of a column with k bins, as shares of the records, and the variance of the noise on it.
+def solved(released: Released, rows: Tensor, roots: tuple[Tensor, Tensor], *, updates: int) -> tuple[Law, Tensor]:
+    """The law whose expected shares and covariances over `rows` (r, d) of zeros and ones are nearest to the released.
 
-    Attributes:
-        own: (k,) of its bins.
-        own_noise: on each of them.
-        pairs: (k, d) of its bins with those before.
-        pairs_noise: on each of them.
-        records: n.
-    """
-
-    own: Values
-    own_noise: float
-    pairs: Values
-    pairs_noise: float
-    records: float
-
-    def residuals(self, rows: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Shares and the variance of each, of the noise and of sampling n records, on the device of `rows`."""
-
-        def parts(shares: Values, noise: float) -> tuple[Tensor, Tensor]:
-            own = torch.from_numpy(shares).to(rows)
-            return own, noise + own.clamp(0.0, 1.0) / self.records
-
-        return parts(self.own, self.own_noise), parts(self.pairs, self.pairs_noise)
-
-
-def solved(released: ReleasedShares, rows: Tensor, *, deviation: float, updates: int) -> Law:
-    """The law whose expected shares over `rows` (r, d) of zeros and ones are nearest to the wanted ones.
+    Covariances, not shares of pairs: these would blame the column for every bin that `rows` hold too often.
 
     Args:
         released: of the column.
         rows: bins drawn before.
-        deviation: of a weight, before anything is known.
+        roots: (k, k) and (d, d), of the weights' covariance before anything is known, along own bins and those before.
         updates: of the descent (limited-memory BFGS), at most.
+
+    Returns:
+        The law, and its chances over the rows (r, k), both on the CPU.
     """
-    (own, own_spread), (pairs, pairs_spread) = released.residuals(rows)
-    weight = torch.zeros(pairs.shape, device=rows.device, requires_grad=True)
-    bias = own.clamp(min=_LEAST).log().requires_grad_()
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=updates, history_size=20, line_search_fn="strong_wolfe")
+    own, own_spread, joint, joint_spread = (torch.from_numpy(values).to(rows) for values in released)
+    own_root, root = (each.to(rows) for each in roots)
+    free = torch.zeros(joint.shape, device=rows.device, requires_grad=True)
+    bias = own.clamp(min=LEAST).log().requires_grad_()
+    optimizer = torch.optim.LBFGS([free, bias], max_iter=updates, history_size=20, line_search_fn="strong_wolfe")
+    centred = rows - rows.mean(dim=0)
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        chances = torch.softmax(rows @ weight.T + bias, dim=1)
+        chances = torch.softmax(rows @ (own_root @ free @ root.T).T + bias, dim=1)
         misfit = ((chances.mean(dim=0) - own).square() / own_spread).sum()
-        misfit = misfit + ((chances.T @ rows / len(rows) - pairs).square() / pairs_spread).sum()
-        cost: Tensor = 0.5 * (misfit + weight.square().sum() / deviation**2)
+        misfit = misfit + ((chances.T @ centred / len(rows) - joint).square() / joint_spread).sum()
+        cost: Tensor = 0.5 * (misfit + free.square().sum())
         cost.backward()  # type: ignore[no-untyped-call]
         return cost
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return Law(weight.detach(), bias.detach())
+    law = Law((own_root @ free @ root.T).detach(), bias.detach())
+    return Law(law.weight.cpu(), law.bias.cpu()), torch.softmax(rows @ law.weight.T + law.bias, dim=1).cpu()
 
 
 class Drawing(nn.Module):

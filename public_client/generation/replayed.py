@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.generation.generator import MAX_DEFORMATION, MAX_TRIES, Generator
+from dpswd.public_client.generation.generator import MAX_DEFORMATION, MAX_TRIES, Generator, traced
 from dpswd.public_client.generation.marginals import marginals
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.network import ImageNetwork, Target, fit_network
@@ -154,10 +154,10 @@ class Replayed(StatisticsGeneration):
         labeller = nn.Sequential(copy.deepcopy(features.seen).cpu(), _head(laws))
 
         def made(trained: nn.Module) -> Generator:
-            return Generator.of(
-                copy.deepcopy(trained), latent=self.latent, record_shape=shape, shares=laws.shares, labeller=labeller,
-                low=self.low, high=self.high, deformation=self.deformation, tries=self.tries,
-                temperature=self.temperature,
+            decoder = traced(copy.deepcopy(trained), self.latent + classes)
+            return Generator(
+                decoder, shape, tuple(laws.shares.tolist()), labeller=traced(labeller, *shape), low=self.low,
+                high=self.high, deformation=self.deformation, tries=self.tries, temperature=self.temperature,
             )  # fmt: skip
 
         preview = fitting.preview

@@ -8,7 +8,7 @@ A schema is JSON::
       {"name": "chol", "kind": "numeric", "low": 85, "high": 605, "missing": 0}]}
 
 Nothing in it may be read off the records: a range that was, tells of the person at its end. A value beyond its bounds
-counts as the nearest bin, one that is no category as nothing at all; neither is ever reported.
+counts as the nearest bin, one that is no category as the nearest category; neither is ever reported.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,6 +34,8 @@ MAX_BINS = 200
 MAX_COLUMNS = 200
 DEFAULT_BINS = 16
 _KINDS = ("numeric", "categorical")
+_USUAL = 0.9
+"""Share of the records that a usual value is taken to have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,8 @@ class Column:
         values: the codes of a categorical column, increasing.
         names: of the codes, for people; or none.
         missing: the code of a missing value, outside of the bounds and none of the codes; None: none is missing.
+        usual: what nine records in ten hold by public knowledge, as "no" of a rare drug; None: nothing is known.
+        unit: of its numbers, for people.
     """
 
     name: str
@@ -59,6 +65,8 @@ class Column:
     values: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
     missing: float | None = None
+    usual: float | None = None
+    unit: str = ""
 
     def __post_init__(self) -> None:
         refuse(f"column {self.name!r}: {problem}" for problem in self._problems())
@@ -66,13 +74,15 @@ class Column:
     def _problems(self) -> list[str]:
         if self.kind not in _KINDS:
             return [f"kind is {self.kind!r}; allowed: {', '.join(_KINDS)}"]
-        if self.missing is not None and not math.isfinite(self.missing):
-            return ["missing is not finite; a missing value is stored as a number outside of the bounds"]
+        if not all(code is None or math.isfinite(code) for code in (self.missing, self.usual)):
+            return ["missing or usual is not finite; a missing value is stored as a number outside of the bounds"]
         if self.kind == "categorical":
             if not 1 <= len(self.values) <= MAX_BINS or sorted(set(self.values)) != list(self.values):
                 return [f"values must be 1 to {MAX_BINS} different numbers, increasing"]
             if self.names and len(self.names) != len(self.values):
                 return [f"has {len(self.names)} names for {len(self.values)} values; give one for each, or none"]
+            if self.usual not in (None, self.missing, *self.values):
+                return [f"usual is {self.usual:g}, none of its values"]
             return [f"missing is {self.missing:g}, one of its values"] if self.missing in self.values else []
         low, high = self.low, self.high
         if low is None or high is None or not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -110,6 +120,15 @@ class Column:
         bounds = self.bounds
         return [0.5 * (one[1] + other[0]) for one, other in pairwise(bounds)]
 
+    @property
+    def expected(self) -> list[float]:
+        """Shares of its bins before anything is released: nine tenths of a usual value's, else all the same."""
+        k = len(self.bounds)
+        if self.usual is None or k == 1:
+            return [1.0 / k] * k
+        own = sum(self.usual > cut for cut in self.cuts)
+        return [_USUAL if place == own else (1.0 - _USUAL) / (k - 1) for place in range(k)]
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -126,6 +145,16 @@ class Schema:
     def width(self) -> int:
         """d, bins of all columns."""
         return sum(len(column.bounds) for column in self.columns)
+
+    @property
+    def expected(self) -> npt.NDArray[np.float64]:
+        """(d,) shares of all bins before anything is released: what is released are departures from them."""
+        return np.concatenate([column.expected for column in self.columns])
+
+    @property
+    def norm(self) -> float:
+        """Of the zeros and ones of a record, less the expected shares: the root of what is expected of its square."""
+        return math.sqrt(len(self.columns) - float((self.expected**2).sum())) or 1.0
 
     @property
     def starts(self) -> list[int]:

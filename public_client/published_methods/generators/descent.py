@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_one_of, not_positive
 from dpswd.public_client.published_methods.generators.networks import Centred, Kind, decoder_of, network
@@ -79,14 +79,8 @@ class Network(GenerationMethod):
             run: of the plan.
             shares: of the classes.
         """
-        return Generator.of(
-            decoder_of(trained, low=self.low, high=self.high),
-            latent=self.latent,
-            record_shape=run.plan.record_shape,
-            shares=shares,
-            low=self.low,
-            high=self.high,
-        )
+        decoder = traced(decoder_of(trained, low=self.low, high=self.high), self.latent + len(shares))
+        return Generator(decoder, run.plan.record_shape, shares, low=self.low, high=self.high)
 
     def latents(self, labels: Tensor, classes: int, own: torch.Generator) -> Tensor:
         """Standard normal latents beside one-hot classes (m,): (m, latent + C), on the labels' device."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from dpswd.public_client.generation import load_generator
 from dpswd.public_client.generation.deformation import NORMALS, deformed
-from dpswd.public_client.generation.generator import Generator
+from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.replayed import Replayed
 from dpswd.shared.core.errors import InvalidValue
 
@@ -20,7 +20,7 @@ from dpswd.shared.core.errors import InvalidValue
 def generator(**settings) -> Generator:
     torch.manual_seed(0)
     decoder = nn.Sequential(nn.Linear(5, 2 * 9 * 12), nn.Tanh()).eval()
-    return Generator.of(decoder, latent=3, record_shape=(2, 9, 12), shares=(0.4, 0.6), **settings)
+    return Generator(traced(decoder, 5), (2, 9, 12), (0.4, 0.6), **settings)
 
 
 @given(st.integers(0, 10**6))
@@ -62,4 +62,4 @@ def test_a_deformation_that_leaves_no_image_is_refused(wrong):
 def test_what_is_no_image_cannot_be_deformed():
     decoder = nn.Linear(4, 6).eval()
     with pytest.raises(InvalidValue, match="for images"):
-        Generator.of(decoder, latent=2, record_shape=(6,), shares=(0.5, 0.5), deformation=0.1)
+        Generator(traced(decoder, 4), (6,), (0.5, 0.5), deformation=0.1)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from dpswd import MockCurator, mock_description
 from dpswd.public_client.cli.main import main
 from dpswd.public_client.generation import Column, Schema, Tabular, load_generator
+from dpswd.public_client.generation.export import export
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.tabular import Bins
 from dpswd.shared.core.errors import InvalidValue
@@ -20,7 +21,7 @@ from dpswd.shared.protocol.contract import DataContract
 
 SCHEMA = Schema(
     (
-        Column(name="age", kind="numeric", low=0.0, high=80.0, bins=8, whole=True),
+        Column(name="age", kind="numeric", low=0.0, high=80.0, bins=8, whole=True, unit="years"),
         Column(name="chol", kind="numeric", low=100.0, high=400.0, bins=6, missing=0.0),
         Column(name="sex", kind="categorical", values=(0.0, 1.0)),
         Column(name="pain", kind="categorical", values=(1.0, 2.0, 3.0, 7.0), missing=-1.0),
@@ -51,22 +52,38 @@ def fitted(*, classes=4, epsilon=2.0, schema=SCHEMA):
     return generate(where, plan, device="cpu", progress=False), where, x, y
 
 
-def test_bins_are_a_one_in_each_column_and_nothing_for_what_is_no_category():
+def test_bins_are_a_one_in_each_column_and_the_nearest_one_for_what_is_no_category():
     records = torch.tensor(
         [
             [0.0, 0.0, 0.0, -1.0, 5.0, 0.6],
             [79.5, 399.0, 1.0, 7.0, 5.0, 0.6],
-            [-40.0, 1e6, 1.0, 1.0, 5.0, 0.1],  # beyond the bounds: the nearest bins
+            [-40.0, 1e6, 1.0, 5.9, 8.0, 0.1],  # beyond the bounds, or no category: the nearest bins
         ]
     )
-    bins = Bins(SCHEMA)(records) * 2.0 * 6**0.5
+    expected = torch.from_numpy(SCHEMA.expected).float()
+    bins = Bins(SCHEMA)(records) * 2.0 * SCHEMA.norm + expected
     assert bins.shape == (3, SCHEMA.width) == (3, 8 + 7 + 2 + 5 + 1 + 4)
     torch.testing.assert_close(bins.sum(dim=1), torch.full((3,), 6.0))
     torch.testing.assert_close(bins.max(dim=1).values, torch.ones(3))
     first = [int(row[start : start + 8].argmax()) for row, start in zip(bins, (0, 0, 0), strict=True)]
     assert first == [0, 7, 0]
     assert [int(row[8:15].argmax()) for row in bins] == [0, 6, 6]  # the missing code, the last bin twice
-    assert [int(row[17:22].argmax()) for row in bins] == [0, 4, 1]
+    assert [int(row[17:22].argmax()) for row in bins] == [0, 4, 4]
+
+
+def test_a_usual_value_shortens_records_that_hold_it_and_only_those():
+    usual = Schema((*SCHEMA.columns[:2], *(Column(name=f"f{i}", kind="categorical", values=(0.0, 1.0), usual=0.0)
+                                           for i in range(10))))  # fmt: skip
+    plain = Schema(tuple(replace(column, usual=None) for column in usual.columns))
+    records = torch.zeros((3, 12))
+    records[1, 2] = 1.0
+    records[2, 2:] = 1.0
+    assert (plain.norm / usual.norm) ** 2 == pytest.approx((7 / 8 + 6 / 7 + 5) / (7 / 8 + 6 / 7 + 1.8))
+    plainly, usually = (Bins(schema)(records).norm(dim=1) for schema in (plain, usual))
+    torch.testing.assert_close(plainly, torch.full((3,), 0.5))
+    squares = [7 / 8 + 6 / 7 + 0.2, 7 / 8 + 6 / 7 + 0.18 + 1.62, 7 / 8 + 6 / 7 + 16.2]
+    torch.testing.assert_close(usually, torch.tensor(squares).sqrt() / usual.norm / 2.0)
+    assert usually[0] < usually[1] < 0.51 < usually[2]  # the last is shrunk to 1/2 by the curator
 
 
 @pytest.mark.parametrize("bins", [1, 4, 9, 40])
@@ -77,7 +94,7 @@ def test_whole_numbers_are_drawn_in_their_own_bin_each_as_often(bins):
     assert len(numbers) == min(bins, 9)  # no more than there are numbers
     for low, high in column.bounds:
         drawn = schema.snapped(torch.linspace(low, high, 998)[1:-1, None])
-        own = Bins(schema)(drawn)
+        own = Bins(schema)(drawn)  # all of norm 1/2
         assert (own == own[0]).all()
         _, times = drawn.unique(return_counts=True)
         assert times.max() - times.min() <= 2
@@ -131,6 +148,10 @@ def test_one_release_gives_a_table_with_its_marginals_and_a_small_class_shows_no
     written = parquet.read_table(tmp_path / "rows.parquet")
     assert written.column_names[:3] == ["age", "chol", "sex"]
     assert (written["label"].to_numpy() == generator.sample(50)[1].numpy()).all()
+    _, card = export(generator, tmp_path / "rows.npz", rows=50)
+    with np.load(tmp_path / "rows.npz", allow_pickle=False) as arrays:
+        assert arrays["columns"].tolist() == [column.name for column in SCHEMA.columns]
+    assert '"unit": "years"' in card.read_text()
 
 
 @pytest.mark.parametrize(
@@ -146,6 +167,7 @@ def test_one_release_gives_a_table_with_its_marginals_and_a_small_class_shows_no
         ({"kind": "categorical", "values": (2.0, 1.0)}, "increasing"),
         ({"kind": "categorical", "values": (1.0, 2.0), "missing": 2.0}, "one of its values"),
         ({"kind": "categorical", "values": (1.0, 2.0), "names": ("one",)}, "one for each"),
+        ({"kind": "categorical", "values": (1.0, 2.0), "usual": 0.0}, "usual is 0, none of its values"),
     ],
 )
 def test_a_column_that_cannot_be_is_refused_by_name(changed, match):
@@ -177,6 +199,14 @@ def test_a_schema_at_odds_with_the_records_is_refused_before_anything_is_charged
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(main, [*words, "--method", "gaussian", "--schema", str(schema)])
     assert "gaussian takes none" in done.output
+
+
+@pytest.mark.parametrize(("records", "epsilon", "points"), [(50_000, 1.0, "1 to 3"), (3_000, 1.0, "2 to 10"),
+                                                            (500, 1.0, "1 to 30"), (500, 0.1, "20 to 60")])  # fmt: skip
+def test_a_plan_says_what_tables_lost_at_such_noise(records, epsilon, points):
+    description = mock_description(records=records, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=2)
+    plan, _ = plan_generator(MockCurator(description), Tabular(schema=SCHEMA), epsilon=epsilon)
+    assert f"as many rows taught {points} points of AUC less" in str(plan)
 
 
 def test_settings_survive_plans():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpswd.public_client.generation.generator import Generator, load_generator
+from dpswd.public_client.generation.generator import Generator, load_generator, traced
 from dpswd.public_client.published_methods.generators.networks import ImageNetwork, decoder_of, network
 from dpswd.shared.core.errors import InvalidValue
 
@@ -20,8 +20,7 @@ def test_an_image_network_is_the_same_in_the_closed_vocabulary(shape, tmp_path):
     trained.eval()
     z = torch.randn(9, 5)
     torch.testing.assert_close(trained.rewritten()(z), trained(z), rtol=1e-5, atol=1e-6)
-    facts = {"latent": 3, "record_shape": shape, "shares": (0.5, 0.5), "low": 0.0, "high": 4.0}
-    made = Generator.of(decoder_of(trained, low=0.0, high=4.0), **facts)
+    made = Generator(traced(decoder_of(trained, low=0.0, high=4.0), 5), shape, (0.5, 0.5), low=0.0, high=4.0)
     made.save(tmp_path / "generator.safetensors")
     x, y = load_generator(tmp_path / "generator.safetensors").sample(30, seed=1)
     assert x.shape == (30, *shape)
