@@ -220,8 +220,7 @@ def embed_records(
     The model is somebody else's file: it is described first, and evaluated only when you approve its digest, on one
     record at a time, in a process without network that reads no file. Needs `dpswd[embed]`.
     """
-    from dpswd.private_curator.onnx.embedding import EmbeddingLimits, OnnxWorker
-    from dpswd.private_curator.onnx.format import MAX_MODEL_BYTES
+    from dpswd.private_curator.onnx.embedding import MAX_MODEL_BYTES, EmbeddingLimits, OnnxWorker
     from dpswd.private_curator.records import embedding
     from dpswd.private_curator.records.conversion import convert
 

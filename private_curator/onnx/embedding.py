@@ -19,6 +19,8 @@ from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, Wo
 from dpswd.shared.core.errors import ExtractionStopped, InvalidValue, RequestInvalid, SettingsError
 from dpswd.shared.sandbox.graph import MAX_FEATURES
 
+MAX_MODEL_BYTES = (1 << 31) - 1
+"""A protocol buffer is not longer; larger models keep their weights in files beside, which are refused."""
 _SHOWN = 600  # characters of a refusal that are told
 _PROGRAM = (sys.executable, "-P", "-m", "dpswd.private_curator.onnx.program")
 
