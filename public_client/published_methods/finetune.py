@@ -258,8 +258,7 @@ class FinetuneRun(DescentRun[LossGradientReply]):
         gradient = drawn.reply.gradient.to_tensor() / self.plan.batch_size  # (p,)
         noise = self.declared.sum.sigma / self.plan.batch_size
         length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
-        loss = gradient_term(self.parameters, gradient)
-        return AnsweredStep(drawn.number, loss, length, drawn.request_id)
+        return AnsweredStep(gradient_term(self.parameters, gradient), length)
 
 
 def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:

@@ -15,15 +15,13 @@ from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_one_of, not_positive
+from dpswd.public_client.published_methods.descent import Descent
 from dpswd.public_client.published_methods.generators.networks import Centred, Kind, decoder_of, network
-from dpswd.public_client.replay.posterior import cosine
-from dpswd.public_client.training.history import Average
 from dpswd.public_client.training.run import DrawnStep, Release
 
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""
 _PREVIEWS = 4
-_SHOWN_EVERY = 50  # updates, on the progress bar
 LEAST_ROWS = 2
 """Records of a batch for each process that shares it: a norm over a batch needs two."""
 
@@ -121,53 +119,32 @@ class Network(GenerationMethod):
             step: one step.
             fitting: how.
         """
-        parameters = list(trained.parameters())
-        optimizer = torch.optim.Adam(parameters, lr=self.learning_rate)
+        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
         steps, own = run.plan.steps, torch.Generator().manual_seed(fitting.seed)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(min(t, steps) / steps))
-        state = _State(trained, optimizer, schedule, Average(parameters, self.averaging), own)
-        done = 0 if fitting.store is None else state.restored(fitting.store.read("state"))
+        descent = Descent(optimizer, steps=steps, averaging=self.averaging)
+        state = None if fitting.store is None else fitting.store.read("state")
+        if state is not None:
+            trained.load_state_dict(state["network"])
+            own.set_state(state["random"])
+            descent.restore(state)
+        done = 0 if state is None else int(state["step"])
         with reporting(f"{self.name}: training", steps, shown=fitting.progress, done=done) as bar:
             while done < steps:
                 trained.train()
                 optimizer.zero_grad()
                 drawn = step(trained, own)
                 done = drawn.number
-                fitting.ranks.average_gradients(parameters)
-                optimizer.step()
-                schedule.step()
-                state.average.update(parameters)
+                descent.step(fitting.ranks)
                 if fitting.store is not None:
-                    fitting.store.write("state", state.stored(drawn))
+                    parts = {"network": trained.state_dict(), "random": own.get_state(), **descent.stored()}
+                    fitting.store.write("state", {"step": done, "request_ids": [drawn.request_id], **parts})
                 bar.advance(run.plan.charged)
                 if fitting.preview is not None and done % max(1, steps // _PREVIEWS) == 0 and done < steps:
                     even = (1.0 / run.plan.classes,) * run.plan.classes
-                    fitting.preview(self.finished(_copied(trained), run, even))
-        state.average.copy_to(parameters)
+                    fitting.preview(self.finished(copy.deepcopy(trained).eval(), run, even))
+        descent.average.copy_to(descent.parameters)
         self._settle(trained, run.plan.classes, own)
         fitting.ranks.synchronise(trained)  # each has normed its own part of the batches
-
-    def updated(self, trained: nn.Module, loss: Callable[[], Tensor], updates: int, fitting: Fitting) -> None:
-        """Fits the network to what was released once; leaves it for evaluation, alike in all processes.
-
-        Args:
-            trained: from `made`.
-            loss: of records that it draws anew each time; asks nobody.
-            updates: of Adam, under a cosine schedule.
-            fitting: how.
-        """
-        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(t / updates))
-        with reporting(f"{self.name}: fitting", updates, shown=fitting.progress) as bar:
-            for update in range(updates):
-                now = loss()
-                optimizer.zero_grad()
-                now.backward()  # type: ignore[no-untyped-call]
-                fitting.ranks.average_gradients(list(trained.parameters()))
-                optimizer.step()
-                schedule.step()
-                bar.advance(f"loss {float(now.detach()):.4f}" if update % _SHOWN_EVERY == 0 else "")
-        fitting.ranks.synchronise(trained.eval())
 
     def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:
         trained.train()
@@ -177,41 +154,3 @@ class Network(GenerationMethod):
                 labels = torch.randint(classes, (_SETTLING_BATCH,), generator=own)
                 trained(self.latents(labels, classes, own).to(device))
         trained.eval()
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """What each step changes on the client's side."""
-
-    trained: nn.Module
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    average: Average
-    own: torch.Generator
-
-    def stored(self, drawn: DrawnStep[Any]) -> dict[str, Any]:
-        return {
-            "step": drawn.number,
-            "request_ids": [drawn.request_id],
-            "network": self.trained.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "average": self.average.values,
-            "random": self.own.get_state(),
-        }
-
-    def restored(self, state: dict[str, Any] | None) -> int:
-        """Goes back to the stored state; returns the steps that are done."""
-        if state is None:
-            return 0
-        self.trained.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        device = next(self.trained.parameters()).device
-        self.average.values = [value.to(device) for value in state["average"]]
-        self.own.set_state(state["random"])
-        return int(state["step"])
-
-
-def _copied(trained: nn.Module) -> nn.Module:
-    return copy.deepcopy(trained).eval()
