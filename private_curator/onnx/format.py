@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from dpswd.shared.core.errors import InvalidValue
 
@@ -24,8 +24,6 @@ _RANDOM = frozenset(
     ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 )
 """onnxruntime draws them from a generator as old as the session: one record would move another's feature."""
-TYPES = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
-"""What numpy calls otherwise than ONNX."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,10 @@ def _registered(domain: str) -> bool:
 
 def _type(number: int) -> str:
     """What numpy calls a type of tensors."""
-    numbers = TensorProto.DataType.values()
-    return TYPES.get(number, TensorProto.DataType.Name(number).lower() if number in numbers else "another type")
+    try:
+        return helper.tensor_dtype_to_np_dtype(number).name
+    except KeyError:
+        return "another type"
 
 
 def printable(text: str) -> str:

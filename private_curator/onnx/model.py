@@ -28,7 +28,11 @@ from dpswd.shared.sandbox.graph import MAX_FEATURES
 
 _COMPARED = 16  # records that are evaluated together once, and compared with each alone
 _TOLERANCE = 1e-3  # of a record's largest feature: a batch's products are summed in another order
-_NUMBER_TYPES = {TensorProto.FLOAT: np.float32, TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
+_NUMBER_TYPES: dict[int, type[np.generic]] = {
+    TensorProto.FLOAT: np.float32,
+    TensorProto.INT32: np.int32,
+    TensorProto.INT64: np.int64,
+}
 
 
 class Embedding:
