@@ -6,8 +6,10 @@ has an authority of its own, which signs nothing else, and everything that Dask 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -166,6 +168,14 @@ def worker(address: str, folder: Path, *, threads: int, directory: Path, host: s
             dashboard=False,
             host=host,
         )
+
+
+async def stopped() -> None:
+    """Returns at SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await stopping.wait()
 
 
 async def _only(role: str, comm: Any, registered: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> None:

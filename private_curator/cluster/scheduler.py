@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 
 from dpswd.private_curator.cluster import engine
@@ -17,9 +16,6 @@ def serve(address: str, certificates: Path) -> None:
 
 
 async def _serve(address: str, certificates: Path) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with engine.scheduler(address, certificates) as scheduler:
         print(f"scheduling on {scheduler.address}", flush=True)
-        await stopping.wait()
+        await engine.stopped()
