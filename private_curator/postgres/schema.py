@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import re
 import secrets
@@ -111,13 +110,7 @@ class PostgresSchema:
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
             postgres_tables.check(PostgresSession(connection))
             self._tell_if_asynchronous(connection)
-        return PostgresDatabase(
-            self,
-            schema_name=self.schema,
-            connect=lambda: self._connect(lock_timeout_s=lock_timeout_s, hung=_HUNG),
-            reading=self.reading,
-            lock_timeout_s=lock_timeout_s,
-        )
+        return PostgresDatabase(self, lock_timeout_s=lock_timeout_s)
 
     def _tell_if_asynchronous(self, connection: Connection) -> None:
         """Of several hosts, one is to take over; what it lacks then was charged and answered all the same."""
@@ -178,8 +171,7 @@ class PostgresSchema:
 
     def watch(self, watcher: Watcher) -> PostgresWatch:
         """See `LedgerLocation.watch`."""
-        connect = functools.partial(self._connect, lock_timeout_s=LOCK_TIMEOUT_S, hung=_HUNG)
-        return PostgresWatch(self, self.schema, connect=connect, watcher=watcher)
+        return PostgresWatch(self, watcher)
 
     def missing(self, session: Session) -> Sequence[SignedEntry]:
         """See `LedgerLocation.missing`."""
@@ -263,7 +255,7 @@ class PostgresSchema:
     def _session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Connection]:
         """A connection of one's own; what is not committed when the block ends is rolled back."""
         try:
-            with contextlib.closing(self._connect(lock_timeout_s=lock_timeout_s, hung="0")) as connection:
+            with contextlib.closing(self.connect(lock_timeout_s=lock_timeout_s, hung="0")) as connection:
                 yield connection
         except psycopg.Error as error:
             raise translate(error, self) from error
@@ -280,8 +272,13 @@ class PostgresSchema:
             "postgresql://user@host:5432/database?sslmode=verify-full"
         )
 
-    def _connect(self, *, lock_timeout_s: float, hung: str) -> Connection:
-        """A connection whose search path is the ledger's schema and whose server keeps what it commits."""
+    def connect(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S, hung: str = _HUNG) -> Connection:
+        """A connection whose search path is the ledger's schema and whose server keeps what it commits.
+
+        Args:
+            lock_timeout_s: how long to wait for another program, in seconds.
+            hung: after which the server ends a transaction that does nothing.
+        """
         chosen = self._parameters()
         defaults = {name: value for name, value in _CONNECTION.items() if name not in chosen}
         password = {} if self.password_file is None else {"password": self._password()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import abc
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,9 @@ _PREVIEWS = 4
 LEAST_ROWS = 2
 """Records of a batch for each process that shares it: a norm over a batch needs two."""
 
-Step = Callable[[nn.Module, torch.Generator], DrawnStep[Any]]
-"""Draws a step for a network, and leaves the loss's gradient in the network's parameters."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Network(GenerationMethod):
+class Network(GenerationMethod, abc.ABC):
     """A method that trains a network of its own on records' values.
 
     Attributes:
@@ -52,36 +49,67 @@ class Network(GenerationMethod):
     averaging: float = 0.99
 
     def problems(self) -> list[str]:
-        problems = [
+        return [
             *super().problems(),
             *not_counts(self, "latent", "width"),
             *not_positive(self, "learning_rate"),
             *not_between(self, 0.0, 1.0, "averaging"),
             *not_one_of(self, "network", ("auto", "images", "dense")),
         ]
-        if not self.low < self.high:
-            problems.append(f"low is {self.low!r} and high {self.high!r}; low must be below high")
-        return problems
 
-    def made(self, run: Release[Any], fitting: Fitting) -> nn.Module:
-        """A new network for the run's records, from the fit's seed."""
-        torch.manual_seed(fitting.seed)
-        shape = {"classes": run.plan.classes, "record_shape": run.plan.record_shape}
-        return network(self.network, latent=self.latent, width=self.width, **shape).to(fitting.device)  # type: ignore[arg-type]
-
-    def finished(self, trained: nn.Module, run: Release[Any], shares: tuple[float, ...]) -> Generator:
-        """The generator of a trained network.
+    @abc.abstractmethod
+    def step(
+        self, run: Release[Any], features: nn.Module, fitting: Fitting, trained: nn.Module, own: torch.Generator
+    ) -> DrawnStep[Any]:
+        """Draws one step, and leaves the loss's gradient in the network's parameters.
 
         Args:
-            trained: from `made`.
-            run: of the plan.
-            shares: of the classes.
+            run: open.
+            features: what private records go through, on the fitting's device.
+            fitting: how.
+            trained: the network.
+            own: of all that is drawn here.
         """
+
+    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
+        """See `GenerationMethod`: one descent a step, and the averaged weights at the end."""
+        torch.manual_seed(fitting.seed)
+        shape = {"classes": run.plan.classes, "record_shape": run.plan.record_shape}
+        trained = network(self.network, latent=self.latent, width=self.width, **shape).to(fitting.device)  # type: ignore[arg-type]
+        features, steps, own = features.to(fitting.device), run.plan.steps, torch.Generator().manual_seed(fitting.seed)
+        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
+        descent = Descent(optimizer, steps=steps, averaging=self.averaging)
+        state = None if fitting.store is None else fitting.store.read("state")
+        if state is not None:
+            trained.load_state_dict(state["network"])
+            own.set_state(state["random"])
+            descent.restore(state)
+        done = 0 if state is None else int(state["step"])
+        with reporting(f"{self.name}: training", steps, shown=fitting.progress, done=done) as bar:
+            while done < steps:
+                trained.train()
+                optimizer.zero_grad()
+                drawn = self.step(run, features, fitting, trained, own)
+                done = drawn.number
+                descent.step(fitting.ranks)
+                if fitting.store is not None:
+                    parts = {"network": trained.state_dict(), "random": own.get_state(), **descent.stored()}
+                    fitting.store.write("state", {"step": done, "request_ids": [drawn.request_id], **parts})
+                bar.advance(run.plan.charged)
+                if fitting.preview is not None and done % max(1, steps // _PREVIEWS) == 0 and done < steps:
+                    fitting.preview(self._finished(copy.deepcopy(trained).eval(), run))
+        descent.average.copy_to(descent.parameters)
+        self._settle(trained, run.plan.classes, own)
+        fitting.ranks.synchronise(trained)  # each has normed its own part of the batches
+        return self._finished(trained, run)
+
+    def _finished(self, trained: nn.Module, run: Release[Any]) -> Generator:
+        """The generator of a trained network; classes are as frequent as each other."""
         return Generator.of(
             decoder_of(trained, low=self.low, high=self.high),
             latent=self.latent,
             record_shape=run.plan.record_shape,
-            shares=shares,
+            shares=(1.0 / run.plan.classes,) * run.plan.classes,
             low=self.low,
             high=self.high,
         )
@@ -109,42 +137,6 @@ class Network(GenerationMethod):
         ranged = values * (0.5 * (self.high - self.low)) + 0.5 * (self.low + self.high)
         made: Tensor = features(ranged.reshape(-1, *run.plan.record_shape))
         return made
-
-    def descended(self, run: Release[Any], trained: nn.Module, step: Step, fitting: Fitting) -> None:
-        """Draws the run's steps, one descent each, and leaves the averaged weights in the network.
-
-        Args:
-            run: open, or continued.
-            trained: from `made`.
-            step: one step.
-            fitting: how.
-        """
-        optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
-        steps, own = run.plan.steps, torch.Generator().manual_seed(fitting.seed)
-        descent = Descent(optimizer, steps=steps, averaging=self.averaging)
-        state = None if fitting.store is None else fitting.store.read("state")
-        if state is not None:
-            trained.load_state_dict(state["network"])
-            own.set_state(state["random"])
-            descent.restore(state)
-        done = 0 if state is None else int(state["step"])
-        with reporting(f"{self.name}: training", steps, shown=fitting.progress, done=done) as bar:
-            while done < steps:
-                trained.train()
-                optimizer.zero_grad()
-                drawn = step(trained, own)
-                done = drawn.number
-                descent.step(fitting.ranks)
-                if fitting.store is not None:
-                    parts = {"network": trained.state_dict(), "random": own.get_state(), **descent.stored()}
-                    fitting.store.write("state", {"step": done, "request_ids": [drawn.request_id], **parts})
-                bar.advance(run.plan.charged)
-                if fitting.preview is not None and done % max(1, steps // _PREVIEWS) == 0 and done < steps:
-                    even = (1.0 / run.plan.classes,) * run.plan.classes
-                    fitting.preview(self.finished(copy.deepcopy(trained).eval(), run, even))
-        descent.average.copy_to(descent.parameters)
-        self._settle(trained, run.plan.classes, own)
-        fitting.ranks.synchronise(trained)  # each has normed its own part of the batches
 
     def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:
         trained.train()

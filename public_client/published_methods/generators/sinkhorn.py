@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
@@ -93,24 +92,18 @@ class DpSinkhorn(Network):
         """See `GenerationMethod`: the values themselves, from -1 to 1."""
         return Centred(self.low, self.high).eval()
 
-    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
+    def step(
+        self, run: Release[Any], features: nn.Module, fitting: Fitting, trained: nn.Module, own: torch.Generator
+    ) -> DrawnStep[Any]:
         classes = run.plan.classes
-        features = features.to(fitting.device)
-
-        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep[Any]:
-            labels = torch.randint(classes, (self.points,), generator=own)
-            labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
-            made = self.drawn(trained, labels, classes, own, fitting.ranks)
-            points = self.features_on(features, made, run)
-            drawn = run.draw(SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist())))
-            released = drawn.reply.gradient.to_tensor(device=fitting.device)
-            among = self._among(points.detach(), labels, classes)
-            points.backward(torch.cat([released, among]))  # type: ignore[no-untyped-call]
-            return drawn
-
-        trained = self.made(run, fitting)
-        self.descended(run, trained, step, fitting)
-        return self.finished(trained, run, (1.0 / classes,) * classes)
+        labels = torch.randint(classes, (self.points,), generator=own)
+        labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
+        points = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
+        drawn = run.draw(SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist())))
+        released = drawn.reply.gradient.to_tensor(device=fitting.device)
+        among = self._among(points.detach(), labels, classes)
+        points.backward(torch.cat([released, among]))  # type: ignore[no-untyped-call]
+        return drawn
 
     def _among(self, points: Tensor, labels: Tensor, classes: int) -> Tensor:
         """The loss's gradient in the last n' points, (n', d): public, and clipped as in the paper's code."""

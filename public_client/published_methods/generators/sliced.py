@@ -20,7 +20,6 @@ from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.generation.gaussian import Scaled
-from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
@@ -90,23 +89,18 @@ class DpSwd(Network):
         room = math.sqrt(RECORD_NORM**2 - self.label_weight**2)
         return Scaled(self.low, self.high, self.typical * math.sqrt(values), norm=room).eval()
 
-    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
+    def step(
+        self, run: Release[Any], features: nn.Module, fitting: Fitting, trained: nn.Module, own: torch.Generator
+    ) -> DrawnStep[Any]:
         declared: SlicedDeclaration = run.declared
-        classes, weight, batch = run.plan.classes, declared.label_weight, run.plan.batch_size
-        features = features.to(fitting.device)
-        clip = FeatureMap.identity(run.plan.facts.model.feature_dimension + classes).to(fitting.device)
-
-        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep[Any]:
-            labels = torch.randint(classes, (batch,), generator=own).to(fitting.device)
-            made = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
-            drawn = run.draw()
-            source = labelled(made, labels, classes=classes, weight=weight)
-            sliced_loss(source, drawn.reply, declared, feature_map=clip, batch=batch).backward()  # type: ignore[no-untyped-call]
-            return drawn
-
-        trained = self.made(run, fitting)
-        self.descended(run, trained, step, fitting)
-        return self.finished(trained, run, (1.0 / classes,) * classes)
+        classes, batch = run.plan.classes, run.plan.batch_size
+        clip = FeatureMap.identity(run.plan.facts.model.feature_dimension + classes)
+        labels = torch.randint(classes, (batch,), generator=own).to(fitting.device)
+        made = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
+        drawn = run.draw()
+        source = labelled(made, labels, classes=classes, weight=declared.label_weight)
+        sliced_loss(source, drawn.reply, declared, feature_map=clip, batch=batch).backward()  # type: ignore[no-untyped-call]
+        return drawn
 
 
 @dataclass(frozen=True, kw_only=True)
