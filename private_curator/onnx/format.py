@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -119,7 +120,7 @@ def read_model(data: bytes) -> OnnxModel:
         inputs=tuple(_tensor(value) for value in graph.input if value.name not in held),
         outputs=tuple(_tensor(value) for value in graph.output),
         operators=dict(operators),
-        weights=sum(_size(tensor.dims) for tensor in graph.initializer),
+        weights=sum(prod(max(0, dim) for dim in tensor.dims) for tensor in graph.initializer),
     )
 
 
@@ -158,10 +159,3 @@ def _tensor(value: Any) -> Tensor:
         return Tensor(value.name, kind.elem_type, None)
     shape = tuple(int(one.dim_value) if one.HasField("dim_value") else None for one in kind.shape.dim)
     return Tensor(value.name, kind.elem_type, shape)
-
-
-def _size(dims: Any) -> int:
-    size = 1
-    for dim in dims:
-        size *= max(0, int(dim))
-    return size

@@ -99,9 +99,9 @@ def draw(key: Tensor, thresholds: Tensor, tie_breaks: Tensor, aliases: Tensor, o
 
     Args:
         key: (8,) int32, the bits of unsigned words.
-        thresholds: of `DeviceTable`, as the next two.
-        tie_breaks: on the key's device.
-        aliases: on the key's device.
+        thresholds: (65536,) int64 on the key's device, the upper 48 bits of each column's threshold.
+        tie_breaks: (65536,) int64, the lower 64 bits with the sign bit turned.
+        aliases: (65536,) int32.
         out: (count,) int64 on the key's device, contiguous.
         first: place of the first word.
     """

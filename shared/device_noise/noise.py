@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,33 +28,6 @@ _TRIED = 5_003  # values of the self-test: several programs of the kernel, and a
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceTable:
-    """`AliasTable` on a device.
-
-    Attributes:
-        thresholds: (65536,) int64, the upper 48 bits of each column's threshold.
-        tie_breaks: (65536,) int64, the lower 64 bits with the sign bit turned: signed integers then compare as
-            unsigned ones do.
-        aliases: (65536,) int32.
-    """
-
-    thresholds: Tensor
-    tie_breaks: Tensor
-    aliases: Tensor
-
-    @classmethod
-    def on(cls, device: torch.device) -> DeviceTable:
-        """The table of `grid_gaussian_table`, 1.25 MiB."""
-        table = grid_gaussian_table()
-        low, ties = table.thresholds & np.uint64(_LOW_MASK), table.tie_breaks ^ np.uint64(1 << 63)
-        return cls(
-            thresholds=torch.from_numpy(low.astype(np.int64)).to(device),
-            tie_breaks=torch.from_numpy(ties.view(np.int64)).to(device),
-            aliases=torch.from_numpy(table.aliases.astype(np.int32)).to(device),
-        )
-
-
 class DeviceSampler:
     """Draws grid noise for one device.
 
@@ -68,9 +40,9 @@ class DeviceSampler:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._table = DeviceTable.on(device)
         self.fused = _kernel_works(device)
         """Whether the kernel draws, and not the CPU."""
+        self._table = _table_on(device) if self.fused else None
         self._try()
 
     def sample(self, key: bytes, count: int, *, first: int = 0) -> Tensor:
@@ -89,7 +61,7 @@ class DeviceSampler:
         """
         check_place(first, count)
         check_key(key)
-        if not self.fused:
+        if self._table is None:
             stream = Keystream(key)
             stream.words(first)
             return torch.from_numpy(grid_gaussian_table().sample(stream, count)).to(self._device)
@@ -98,7 +70,7 @@ class DeviceSampler:
         secret = torch.frombuffer(bytearray(key), dtype=torch.int32).to(self._device, copy=True)  # as ChaCha20 reads it
         out = torch.empty(count, dtype=torch.int64, device=self._device)
         with torch.cuda.device(self._device):  # where Triton launches
-            draw(secret, self._table.thresholds, self._table.tie_breaks, self._table.aliases, out, first=first)
+            draw(secret, *self._table, out, first=first)
         secret.zero_()
         return out
 
@@ -138,6 +110,15 @@ def draw_on(device: torch.device) -> Draw:
         return following
 
     return draw
+
+
+def _table_on(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """`grid_gaussian_table` as the kernel reads it (`fused.draw`), 1.25 MiB."""
+    table = grid_gaussian_table()
+    # Signed integers compare as unsigned ones do once the sign bit of both is turned.
+    low, ties = table.thresholds & np.uint64(_LOW_MASK), table.tie_breaks ^ np.uint64(1 << 63)
+    first, second = (torch.from_numpy(each.astype(np.int64)).to(device) for each in (low, ties.view(np.int64)))
+    return first, second, torch.from_numpy(table.aliases.astype(np.int32)).to(device)
 
 
 def _kernel_works(device: torch.device) -> bool:
