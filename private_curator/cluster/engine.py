@@ -25,6 +25,7 @@ from dpswd.private_curator.storage.certificates import (
     MEMBER_CERTIFICATE,
     MEMBER_KEY,
     NODE,
+    SCHEDULER,
 )
 from dpswd.shared.core.errors import SettingsError
 
@@ -198,3 +199,15 @@ def _settings_words(address: str) -> Any:
         yield
     except ValueError as error:
         raise SettingsError(f"{address!r} is no address of a cluster; write host:port, or tls://host:port") from error
+
+
+def schedule(address: str, certificates: Path) -> None:
+    """Schedules until SIGTERM or SIGINT; prints one line once it listens."""
+    configure(SCHEDULER, certificates)
+    asyncio.run(_scheduling(address, certificates))
+
+
+async def _scheduling(address: str, certificates: Path) -> None:
+    async with scheduler(address, certificates) as member:
+        print(f"scheduling on {member.address}", flush=True)
+        await stopped()

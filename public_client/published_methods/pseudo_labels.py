@@ -1,7 +1,7 @@
 """One release of pseudo-labelled class sums: a classifier for a target whose classes have moved in feature space.
 
 The team's own classifier is a part of the uploaded graph, and the hospital sums what it takes the records for, times
-the first components of their features (`pseudo_label_sums`). A sum is what one quantile coefficient in each of many
+the first components of their features (`pseudo_label_fit`). A sum is what one quantile coefficient in each of many
 directions holds, so the mechanism is the ready one, without labels. How far each class has moved is a posterior
 (`pseudo_label_fit`); the extractor stays, and the classifier goes most of the way to what it learns on source features
 that moved alike, if that helps in worlds like the target (`pseudo_label_head`). Otherwise the model is kept as it is.
@@ -24,15 +24,17 @@ from dpswd.public_client.data.progress import Reporter, reporting
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
-from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shifts, Source
-from dpswd.public_client.published_methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
-from dpswd.public_client.published_methods.pseudo_label_sums import (
+from dpswd.public_client.published_methods.pseudo_label_fit import (
+    Observed,
     PseudoLabelSums,
+    Shifts,
+    Source,
     component_axes,
     components_of,
     made_axes,
     whole,
 )
+from dpswd.public_client.published_methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.method import Method

@@ -27,8 +27,7 @@ from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
-from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points
-from dpswd.shared.published_mechanisms.sinkhorn.transport import sinkhorn
+from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, sinkhorn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,13 @@ import torch
 from geomloss import SamplesLoss
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
-from dpswd.shared.published_mechanisms.sinkhorn.transport import coupling, ground_cost, sinkhorn
+from dpswd.shared.published_mechanisms.sinkhorn.transport import (
+    coupling,
+    ground_cost,
+    labelled_points,
+    semi_debiased,
+    sinkhorn,
+)
 
 ENOUGH = 2000
 N, M, D = 12, 9, 5
