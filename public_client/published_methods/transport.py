@@ -22,7 +22,7 @@ from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
-from dpswd.public_client.published_methods.labelled_transport import Values, require_solver
+from dpswd.public_client.published_methods.dpda import Values, require_solver
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply

@@ -29,6 +29,8 @@ from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
 from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, sinkhorn
 
+_L1_WEIGHT, _BLUR = 1.0, 0.05  # m, and the weight of the entropy
+
 
 @dataclass(frozen=True, kw_only=True)
 class DpSinkhorn(Network):
@@ -38,8 +40,6 @@ class DpSinkhorn(Network):
         points: n, generated records of a step that have a gradient.
         fresh: n', further ones, with which they are compared among themselves.
         label_weight: of the one-hot labels beside the features.
-        l1_weight: m.
-        blur: weight of the entropy.
         iterations: of each coupling.
         clip_norm: C, of the whole gradient.
         clip_points: see `SinkhornDeclaration`.
@@ -51,8 +51,6 @@ class DpSinkhorn(Network):
     points: int = 50
     fresh: int = 10
     label_weight: float = 15.0
-    l1_weight: float = 1.0
-    blur: float = 0.05
     iterations: int = 100
     clip_norm: float = 0.5
     clip_points: bool = False
@@ -61,12 +59,10 @@ class DpSinkhorn(Network):
         problems = [
             *super().problems(),
             *not_counts(self, "points", "iterations"),
-            *not_positive(self, "label_weight", "blur", "clip_norm"),
+            *not_positive(self, "label_weight", "clip_norm"),
         ]
         if not 0 <= self.fresh <= self.points:
             problems.append(f"fresh is {self.fresh!r}; allowed are 0 to the {self.points} points")
-        if not self.l1_weight >= 0.0:
-            problems.append(f"l1_weight is {self.l1_weight!r}; it must be 0 or more")
         return problems
 
     def usual_size(self, description: Description) -> RunSize:
@@ -79,8 +75,8 @@ class DpSinkhorn(Network):
             points=self.points,
             fresh=self.fresh,
             label_weight=self.label_weight,
-            l1_weight=self.l1_weight,
-            blur=self.blur,
+            l1_weight=_L1_WEIGHT,
+            blur=_BLUR,
             iterations=self.iterations,
             clip_norm=self.clip_norm,
             sigma=2.0 * self.clip_norm * run.noise,
@@ -114,8 +110,8 @@ class DpSinkhorn(Network):
         loss = -sinkhorn(
             every[: self.points],
             every[self.fresh :],
-            l1=self.l1_weight,
-            blur=self.blur,
+            l1=_L1_WEIGHT,
+            blur=_BLUR,
             iterations=self.iterations,
         )
         (gradient,) = torch.autograd.grad(loss, last)

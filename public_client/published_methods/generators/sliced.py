@@ -32,6 +32,10 @@ from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.rows.mechanism import LABELLED_ROWS
 
+_TYPICAL = 0.4
+"""Root mean square of a typical record's values in units of high - low; it is brought to the clip norm less the label's
+share, and larger records are clipped."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DpSwd(Network):
@@ -42,8 +46,6 @@ class DpSwd(Network):
         directions: k.
         coefficients: L of each direction; without meaning for rows.
         label_weight: of the one-hot label, beside values of norm 1/2 at most.
-        typical: root mean square of a typical record's values in units of high - low; it is brought to the clip norm
-            less the label's share, and larger records are clipped.
     """
 
     name = "dp-swd"
@@ -52,14 +54,13 @@ class DpSwd(Network):
     directions: int = 1000
     coefficients: int = 8
     label_weight: float = 0.25
-    typical: float = 0.4
 
     def problems(self) -> list[str]:
         problems = [
             *super().problems(),
             *not_one_of(self, "release", ("rows", "quantiles")),
             *not_counts(self, "directions", "coefficients"),
-            *not_positive(self, "label_weight", "typical"),
+            *not_positive(self, "label_weight"),
         ]
         if self.label_weight >= RECORD_NORM:
             problems.append(f"label_weight is {self.label_weight!r}; it must be below the clip norm of {RECORD_NORM:g}")
@@ -87,7 +88,7 @@ class DpSwd(Network):
         """See `GenerationMethod`: the values themselves, on the scale of the clip."""
         values = math.prod(description.record_shape)
         room = math.sqrt(RECORD_NORM**2 - self.label_weight**2)
-        return Scaled(self.low, self.high, self.typical * math.sqrt(values), norm=room).eval()
+        return Scaled(self.low, self.high, _TYPICAL * math.sqrt(values), norm=room).eval()
 
     def step(
         self, run: Release[Any], features: nn.Module, fitting: Fitting, trained: nn.Module, own: torch.Generator
