@@ -16,8 +16,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from dpswd.private_curator.cluster import doorkeeper, task
+from dpswd.private_curator.cluster import task
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
 from dpswd.private_curator.sandbox.process import LimitReached, list_layers
@@ -120,7 +121,7 @@ class Connection:
             self._process.stdin.close()
         theirs.close()
         their_door.close()
-        doorkeeper.start(door, scheduler, connect_s=connect_s)
+        threading.Thread(target=_keep_door, args=(door, scheduler, connect_s), name="door", daemon=True).start()
         try:
             self._channel.settimeout(_START_S)
             held = {str(layer): bool(there) for layer, there in receive(self._channel)[0]["ready"].items()}
@@ -286,3 +287,29 @@ def sum_of(answer: bytes, expected: Expected, *, node: str) -> ShardSum:
         _log.error("node %r could not compute a shard: %r", node, words)
         raise NodeRefused("a node of the cluster could not compute a shard; the curator's log says why")
     raise ShardLost("a node of the cluster was lost; nothing was released, repeat the request with its id")
+
+
+def _keep_door(channel: socket.socket, scheduler: str, connect_s: float) -> None:
+    """Hands over a new connection to the scheduler for each byte that comes, until the channel ends; b"-" for none.
+
+    Nothing is read from a connection here, or written to it: it is for `transport.Door`, which may open none.
+
+    Args:
+        channel: to the courier; closed in the end.
+        scheduler: tls://host:port.
+        connect_s: seconds that a connection may take.
+    """
+    place = urlsplit(scheduler)
+    try:
+        while channel.recv(1):
+            try:
+                opened = socket.create_connection((place.hostname or "", place.port or 0), timeout=connect_s)
+            except OSError:
+                channel.sendall(b"-")
+                continue
+            with opened:
+                socket.send_fds(channel, [b"+"], [opened.fileno()])
+    except OSError:  # the courier has ended
+        return
+    finally:
+        channel.close()
