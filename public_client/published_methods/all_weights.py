@@ -185,7 +185,7 @@ class AlignedRun(DescentRun[GradientReply]):
     def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
         if self.declared.sliced.feature_map is None:
             feature_map = feature_map or self._map_of(source)
-        sent: FloatArray = self._checked(source).detach().cpu().numpy()
+        sent: FloatArray = source.detach().cpu().numpy()
         return GradientRequest(sent, self.adapted_values(), feature_map)
 
     def answered(
@@ -203,17 +203,8 @@ class AlignedRun(DescentRun[GradientReply]):
         """The map that the run declares, or, where it declares none, one of the first step's features."""
         declared: FeatureMap | None = self.declared.sliced.feature_map or self._own_map
         if declared is None:
-            declared = self._own_map = map_from_source(self._checked(features).detach(), target_norm=self._target_norm)
+            declared = self._own_map = map_from_source(features.detach(), target_norm=self._target_norm)
         return declared
-
-    def _checked(self, features: Tensor) -> Tensor:
-        d = self.plan.feature_dimension
-        if features.dim() != 2 or features.shape[1] != d:
-            raise InvalidValue(
-                f"the source features have shape {tuple(features.shape)}; needed is (m, {d}), as the "
-                "extractor computes them"
-            )
-        return features
 
 
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
