@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.feature_maps import map_from_source
-from dpswd.public_client.published_methods.sliced_distances import wasserstein_1d
+from dpswd.public_client.published_methods.losses import wasserstein_1d
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.devices import resolve_device
 

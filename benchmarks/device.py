@@ -2,16 +2,16 @@
 
     python -m benchmarks.device [--seconds 8] [--page docs/reference/device-cost.md] [--results FILE]
 
-* The noise alone: OpenSSL's keystream and the table on the CPU; the same integers by tensor operations and by one
-  Triton kernel on the device. Both end with the integers where the step needs them.
+* The noise alone: OpenSSL's keystream and the table on the CPU; the same integers by one Triton kernel on the device.
+  Both end with the integers where the step needs them.
 * Whole steps as function calls: sample, features, clip, directions, projection, sort, coefficients or sums, noise, and
   the copy of the released integers; on the device also with the extractor in a confined worker process. They take
   turns.
 * Where all records are read, the two releases of one key are compared integer by integer.
 * Steps on the device over sizes of data: time, memory and bytes.
 
-Without a CUDA device the device's columns are the integer tensor operations on the CPU: slow, and a check that they
-run. Takes no seeds: what is drawn moves no figure.
+Without a CUDA device the device's columns are the CPU's: a check that they run. Takes no
+seeds: what is drawn moves no figure.
 """
 
 from __future__ import annotations
@@ -79,10 +79,7 @@ def _keys() -> Callable[[int], bytes]:
 
 def noise(rows: Rows, device: torch.device, seconds: float) -> str:
     """The noise alone."""
-    kinds = {"tensor operations": DeviceSampler(device, fused=False)}
-    own = DeviceSampler(device)
-    if own.fused:
-        kinds["one kernel"] = own
+    kinds = {"one kernel": DeviceSampler(device)}
     grid = grid_gaussian_table()
 
     def on(sampler: DeviceSampler, count: int) -> Callable[[], object]:
@@ -188,7 +185,7 @@ noise has the CPU's bits for the same key ([noise](../privacy/noise.md#on-a-devi
 ## The noise alone
 
 {noise}
-Without Triton (tensor operations) noise on the device takes longer than on the CPU.
+Without Triton the CPU draws, and the integers are copied.
 
 ## Whole steps
 

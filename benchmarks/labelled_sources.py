@@ -45,8 +45,13 @@ from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.data.datasets import load_mnist, load_task, load_usps
 from dpswd.public_client.methods.statistics import Statistics
-from dpswd.public_client.published_methods.dpda import Dpda, principal_components, target_network
-from dpswd.public_client.published_methods.labelled_transport import Matching, Points, moved
+from dpswd.public_client.published_methods.dpda import (
+    Dpda,
+    Points,
+    moved,
+    principal_components,
+    target_network,
+)
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
 from dpswd.shared.core.wire.limits import UNLABELLED
@@ -164,8 +169,7 @@ def otda(pair: Pair, seed: int, *, method: Dpda = METHOD) -> float:
     order = np.argsort(pair.labels[own].numpy(), kind="stable")
     labels = pair.labels[own].numpy()[order]
     points = Points(source[order], labels, np.full(len(own), 1.0 / len(own)))
-    matching = Matching(method.penalty, method.group_penalty, method.part)
-    reached, _ = moved(points, target, np.full(len(target), UNLABELLED), matching, seed)
+    reached, _ = moved(points, target, np.full(len(target), UNLABELLED), method, seed)
     places = torch.from_numpy(reached.places).float()
     kinds = torch.from_numpy(reached.labels)
     return _taught(classifier, places, kinds, reached.masses, torch.from_numpy(target).float(), pair.truth, seed)

@@ -17,7 +17,7 @@ from dpswd.shared.core.wire import arrays
 from dpswd.shared.core.wire.checks import Violation, invalid, positive
 from dpswd.shared.core.wire.payloads import parsed, written
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.published_mechanisms.sanitized import gradient_step, release_gradient
+from dpswd.shared.published_mechanisms.clipped_sum import gradient_step, release_gradient
 
 MAX_FEATURES = 1000
 

@@ -100,4 +100,4 @@ class MeansRun(DescentRun):
         self.drawn.append(drawn)
         target = drawn.reply.total.to_tensor() / self.plan.batch_size
         loss = (target + self.move.layer.bias - source.mean(dim=0)).square().sum()
-        return AnsweredStep(drawn.number, loss, float(loss.detach()), drawn.request_id)
+        return AnsweredStep(loss, float(loss.detach()))

@@ -46,7 +46,7 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LossGradientRequest,
 )
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
-from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
+from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, semi_debiased
 
 
 @dataclass(frozen=True)

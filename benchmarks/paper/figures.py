@@ -23,7 +23,7 @@ from benchmarks.accountant.published import Recipe, sensitivity_bound
 from benchmarks.baselines import sliced_wasserstein
 from benchmarks.digits import PUBLISHED, RESULTS
 from benchmarks.records import read
-from dpswd.public_client.published_methods.sliced_distances import distance
+from dpswd.public_client.published_methods.losses import distance
 from dpswd.shared.accounting.slice_law import slice_law
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients

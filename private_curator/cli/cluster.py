@@ -40,9 +40,9 @@ def certificates(out: Path, nodes: tuple[str, ...], names: tuple[str, ...]) -> N
 @_certificates
 def scheduler(address: str, certificates: Path) -> None:
     """Gives shards to nodes until SIGTERM; holds neither records nor keys."""
-    from dpswd.private_curator.cluster import scheduler as serving
+    from dpswd.private_curator.cluster.engine import schedule
 
-    serving.serve(address, certificates)
+    schedule(address, certificates)
 
 
 @cluster.command("node")

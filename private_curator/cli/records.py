@@ -220,8 +220,7 @@ def embed_records(
     The model is somebody else's file: it is described first, and evaluated only when you approve its digest, on one
     record at a time, in a process without network that reads no file. Needs `dpswd[embed]`.
     """
-    from dpswd.private_curator.onnx.embedding import EmbeddingLimits, OnnxWorker
-    from dpswd.private_curator.onnx.format import MAX_MODEL_BYTES
+    from dpswd.private_curator.onnx.embedding import MAX_MODEL_BYTES, OnnxWorker
     from dpswd.private_curator.records import embedding
     from dpswd.private_curator.records.conversion import convert
 
@@ -231,9 +230,8 @@ def embed_records(
         raise SettingsError(f"{card} exists and is not overwritten; choose another name")
     data, digest = embedding.read_model(model, most=MAX_MODEL_BYTES)
     memory = worker_memory_bytes or ComputeSettings().worker_memory_bytes
-    limits = EmbeddingLimits(memory_bytes=memory, seconds=seconds, threads=threads)
     began = time.monotonic()
-    with contextlib.closing(OnnxWorker(data, limits)) as worker:
+    with contextlib.closing(OnnxWorker(data, memory_bytes=memory, seconds=seconds, threads=threads)) as worker:
         described = {"sha256": digest, "bytes": len(data), **worker.description}
         if approved is None or chosen_format() == "text":
             allowed = {"memory_bytes": memory, "seconds_per_batch": seconds, "process": worker.confinement}

@@ -2,10 +2,10 @@
 
 ::
 
-    engine.py     how Dask is set up here: mutual TLS, nothing on disk, no page, no profile
+    engine.py     how Dask is set up here: mutual TLS, nothing on disk, no page, no profile; and the scheduler, one
+                  process that gives shards to nodes and sees neither records nor keys
     task.py       what a node is told, and what it answers, as bytes
     node.py       on every machine with the records: computes shards in its own confined workers
-    scheduler.py  one process that gives shards to nodes; sees neither records nor keys
     courier.py    beside the curator, a process of its own: the only one that speaks Dask
     shards.py     in the curator: sends shards through the courier, and believes no more than numbers of the right size
 """

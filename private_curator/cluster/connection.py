@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from dpswd.private_curator.cluster import doorkeeper, task
-from dpswd.private_curator.cluster.sums import sum_from_bytes
+from dpswd.private_curator.cluster import task
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
 from dpswd.private_curator.sandbox.process import LimitReached, list_layers
@@ -31,6 +31,9 @@ _MOST_ADDRESS = 100
 _MOST_WORDS = 500  # of a node's that are kept, in the operator's log alone
 
 _log = logging.getLogger(__name__)
+
+_Reading = Callable[[dict[str, Any], bytes], Any]
+"""Makes the result of a message of the courier's and of the file beside it."""
 
 
 class NodeRefused(DpswdError):
@@ -83,12 +86,15 @@ class Connection:
 
     def __init__(self, scheduler: str, certificates: Path, *, connect_s: float) -> None:
         self._sending = threading.Lock()
-        self._expected: dict[int, tuple[Future[Computed], Expected]] = {}
+        self._open: dict[int, tuple[Future[Any], _Reading]] = {}
         self._next = 0
-        self._changed = threading.Condition()
-        self._asked = self._answered = self._nodes = 0
-        self._seen = time.monotonic()
-        self._ended = self._closing = False
+        self._closing = False
+        self.ended = False
+        """Whether the courier is gone; it does not come back."""
+        self.nodes = 0
+        """How many shards could be computed side by side, by its newest answer."""
+        self.seen = time.monotonic()
+        """When it last told of a node, on the monotonic clock."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         door, their_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
@@ -115,7 +121,7 @@ class Connection:
             self._process.stdin.close()
         theirs.close()
         their_door.close()
-        doorkeeper.start(door, scheduler, connect_s=connect_s)
+        threading.Thread(target=_keep_door, args=(door, scheduler, connect_s), name="door", daemon=True).start()
         try:
             self._channel.settimeout(_START_S)
             held = {str(layer): bool(there) for layer, there in receive(self._channel)[0]["ready"].items()}
@@ -136,38 +142,17 @@ class Connection:
         self._reader = threading.Thread(target=self._read, name="cluster", daemon=True)
         self._reader.start()
 
-    @property
-    def ended(self) -> bool:
-        """Whether the courier is gone; it does not come back."""
-        return self._ended
+    def ask(self) -> Future[int]:
+        """Asks for the number of nodes; the answer comes later, and also stands in `nodes`."""
 
-    @property
-    def nodes(self) -> int:
-        """How many shards could be computed side by side, by its newest answer."""
-        return self._nodes
+        def counted(message: dict[str, Any], _answer: bytes) -> int:
+            before, self.nodes = self.nodes, int(message["nodes"])
+            self.seen = time.monotonic() if self.nodes else self.seen
+            if self.nodes < before:
+                _log.warning("nodes have left the cluster: %d shards side by side, %d before", self.nodes, before)
+            return self.nodes
 
-    @property
-    def seen(self) -> float:
-        """When it last told of a node, on the monotonic clock."""
-        return self._seen
-
-    def ask(self) -> int:
-        """Asks for the number of nodes; the answer comes later. Returns the question's number, for `answered`."""
-        with self._sending:
-            self._asked += 1
-            self._send({"op": "nodes"})
-            return self._asked
-
-    @property
-    def waits(self) -> bool:
-        """Whether a question is open."""
-        return self._answered < self._asked
-
-    def answered(self, question: int, *, within_s: float) -> bool:
-        """Waits for the answer to a question."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._answered >= question or self._ended, within_s)
-            return self._answered >= question
+        return self._asked({"op": "nodes"}, counted)[1]
 
     def extractor(self, key: str, graph: bytes, weights: bytes) -> None:
         """Hands over the extractor of the shards that follow."""
@@ -186,18 +171,30 @@ class Connection:
         Raises:
             ShardLost: the courier has ended.
         """
-        future: Future[Computed] = Future()
-        with self._sending:
-            number, self._next = self._next, self._next + 1
-            self._expected[number] = future, expected
-            self._send({"op": "sum", "id": number, "extractor": key, "beside": beside}, task)
+
+        def computed(message: dict[str, Any], answer: bytes) -> Computed:
+            if message.get("alone"):
+                raise NoOtherNode("there is no other node")
+            node = str(message.get("node", ""))[:_MOST_ADDRESS]
+            return Computed(sum_of(answer, expected, node=node), node)
+
+        number, future = self._asked({"op": "sum", "extractor": key, "beside": beside}, computed, task)
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return future
+
+    def _asked(self, message: dict[str, Any], read: _Reading, *parts: bytes) -> tuple[int, Future[Any]]:
+        """Sends a question; `read` makes the future's result of the answer."""
+        future: Future[Any] = Future()
+        with self._sending:
+            number, self._next = self._next, self._next + 1
+            self._open[number] = future, read
+            self._send(message | {"id": number}, *parts)
+        return number, future
 
     def _drop(self, number: int) -> None:
         """Nobody waits for this shard any more: another copy came first, or its step has ended."""
         with self._sending, contextlib.suppress(ShardLost):
-            if self._expected.pop(number, None) is not None:
+            if self._open.pop(number, None) is not None:
                 self._send({"op": "drop", "id": number})
 
     def close(self) -> None:
@@ -214,12 +211,12 @@ class Connection:
         self._channel.close()
 
     def _send(self, message: dict[str, Any], *parts: bytes) -> None:
-        """Under `_sending`: questions reach the courier in the order of their numbers."""
+        """Under `_sending`: an extractor reaches the courier before the shards that name it."""
         descriptors = (blob(*parts),) if parts else ()
         try:
             send(self._channel, message, descriptors)
         except ChannelClosed as error:
-            self._ended = True  # the reader may not have noticed yet
+            self.ended = True  # the reader may not have noticed yet
             raise ShardLost("the cluster's courier has ended; repeat the request") from error
         finally:
             for descriptor in descriptors:
@@ -237,38 +234,25 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - a courier that was taken over may send anything
             _log.error("the cluster's courier sent no message of ours (%s); it is ended", type(error).__name__)
             self._process.kill()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self.ended = True
         with contextlib.suppress(OSError):  # whoever sends from now on is told
             self._channel.shutdown(socket.SHUT_RDWR)
-        while self._expected:
-            future = self._expected.popitem()[1][0]
+        while self._open:
+            future = self._open.popitem()[1][0]
             if future.set_running_or_notify_cancel():
                 future.set_exception(ShardLost("the cluster's courier has ended"))
 
     def _take(self, message: dict[str, Any], answer: bytes) -> None:
-        if "nodes" in message:
-            with self._changed:
-                before, self._nodes = self._nodes, int(message["nodes"])
-                self._seen = time.monotonic() if self._nodes else self._seen
-                self._answered += 1
-                self._changed.notify_all()
-            if self._nodes < before:
-                _log.warning("nodes have left the cluster: %d shards side by side, %d before", self._nodes, before)
-            return
-        expected = self._expected.pop(int(message.get("id", -1)), None)
-        if expected is None or not expected[0].set_running_or_notify_cancel():
-            return
-        future, request = expected
-        node = str(message.get("node", ""))[:_MOST_ADDRESS]
-        if message.get("alone"):
-            future.set_exception(NoOtherNode("there is no other node"))
+        future, read = self._open.pop(int(message.get("id", -1)), (None, None))
+        if future is None or read is None or not future.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(Computed(sum_of(answer, request, node=node), node))
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for this shard
+            future.set_result(read(message, answer))
+        except DpswdError as error:
             future.set_exception(error)
+        except Exception:
+            future.set_exception(ShardLost("the cluster's courier sent no message of ours"))
+            raise
 
     def _drain(self) -> None:
         """Dask's own words about lost connections, for the operator's log."""
@@ -286,7 +270,7 @@ def sum_of(answer: bytes, expected: Expected, *, node: str) -> ShardSum:
     kind, rest = answer[:1], answer[1:]
     if kind == task.SUM:
         try:
-            return expected.checked(sum_from_bytes(rest, shard=expected.shard, like=expected.like))
+            return expected.checked(task.sum_from_bytes(rest, shard=expected.shard, like=expected.like))
         except InvalidValue as error:
             _log.error("node %r gave an impossible answer: another shard, size, or sum than its records can have", node)
             raise NodeRefused(
@@ -303,3 +287,29 @@ def sum_of(answer: bytes, expected: Expected, *, node: str) -> ShardSum:
         _log.error("node %r could not compute a shard: %r", node, words)
         raise NodeRefused("a node of the cluster could not compute a shard; the curator's log says why")
     raise ShardLost("a node of the cluster was lost; nothing was released, repeat the request with its id")
+
+
+def _keep_door(channel: socket.socket, scheduler: str, connect_s: float) -> None:
+    """Hands over a new connection to the scheduler for each byte that comes, until the channel ends; b"-" for none.
+
+    Nothing is read from a connection here, or written to it: it is for `transport.Door`, which may open none.
+
+    Args:
+        channel: to the courier; closed in the end.
+        scheduler: tls://host:port.
+        connect_s: seconds that a connection may take.
+    """
+    place = urlsplit(scheduler)
+    try:
+        while channel.recv(1):
+            try:
+                opened = socket.create_connection((place.hostname or "", place.port or 0), timeout=connect_s)
+            except OSError:
+                channel.sendall(b"-")
+                continue
+            with opened:
+                socket.send_fds(channel, [b"+"], [opened.fileno()])
+    except OSError:  # the courier has ended
+        return
+    finally:
+        channel.close()

@@ -11,7 +11,7 @@ Messages (`dpswd.private_curator.sandbox.channel`)::
     sum        id, extractor, beside (a node that must not compute it, or ""); a file with the task
                -> id, node; a file with the answer. Or: id, lost. Or: id, alone (there is no other node)
     drop       id                                         nobody waits for this sum: no node begins with it
-    nodes                                                 -> nodes: how many shards are computed side by side now
+    nodes      id                                         -> id, nodes: how many shards are computed side by side now
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ class Courier:
                     if future is not None:
                         future.cancel()
                 case "nodes":
-                    threads = self._client.nthreads()
-                    self._send({"nodes": sum(threads.values())})
+                    self._send({"id": message["id"], "nodes": sum(self._client.nthreads().values())})
 
     def _sum(self, message: dict[str, Any], task: bytes) -> None:
         from dpswd.private_curator.cluster.work import sum_shard
@@ -116,12 +115,12 @@ class Courier:
         try:
             if key not in self._scattered:
                 (self._scattered[key],) = self._client.scatter([self._extractors[key]], broadcast=True, hash=False)
-            others = (
-                [node for node in self._client.nthreads() if node != message["beside"]] if message["beside"] else None
-            )
-            if others == []:
-                self._send({"id": message["id"], "alone": True})
-                return
+            others = None
+            if message["beside"]:
+                others = [node for node in self._client.nthreads() if node != message["beside"]]
+                if not others:
+                    self._send({"id": message["id"], "alone": True})
+                    return
             future = self._client.submit(sum_shard, task, self._scattered[key], pure=False, workers=others)
         except Exception:  # noqa: BLE001 - no node, or none that answers
             self._send({"id": message["id"], "lost": True})

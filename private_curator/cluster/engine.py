@@ -6,8 +6,10 @@ has an authority of its own, which signs nothing else, and everything that Dask 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -23,6 +25,7 @@ from dpswd.private_curator.storage.certificates import (
     MEMBER_CERTIFICATE,
     MEMBER_KEY,
     NODE,
+    SCHEDULER,
 )
 from dpswd.shared.core.errors import SettingsError
 
@@ -168,6 +171,14 @@ def worker(address: str, folder: Path, *, threads: int, directory: Path, host: s
         )
 
 
+async def stopped() -> None:
+    """Returns at SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await stopping.wait()
+
+
 async def _only(role: str, comm: Any, registered: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> None:
     from dpswd.private_curator.cluster.transport import role_of
 
@@ -188,3 +199,15 @@ def _settings_words(address: str) -> Any:
         yield
     except ValueError as error:
         raise SettingsError(f"{address!r} is no address of a cluster; write host:port, or tls://host:port") from error
+
+
+def schedule(address: str, certificates: Path) -> None:
+    """Schedules until SIGTERM or SIGINT; prints one line once it listens."""
+    configure(SCHEDULER, certificates)
+    asyncio.run(_scheduling(address, certificates))
+
+
+async def _scheduling(address: str, certificates: Path) -> None:
+    async with scheduler(address, certificates) as member:
+        print(f"scheduling on {member.address}", flush=True)
+        await stopped()

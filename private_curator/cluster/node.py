@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import signal
 import tempfile
 from pathlib import Path
 
 import torch
 
 from dpswd.private_curator.cluster import engine, task
-from dpswd.private_curator.cluster.sums import sum_to_bytes
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.labels import load_labels
@@ -64,7 +62,7 @@ class Node:
                 return task.FAILED + f"this node is not the curator's: {different}".encode()
             key = hashlib.sha256(graph).hexdigest() + hashlib.sha256(weights).hexdigest()
             source = ExtractorSource(key, ModelFacts.of(ExtractorGraph.from_bytes(graph)), lambda: (graph, weights))
-            return task.SUM + sum_to_bytes(self._shards.sum(run, source, shard))
+            return task.SUM + task.sum_to_bytes(self._shards.sum(run, source, shard))
         except LimitReached as error:  # its words are made of settings
             return task.STOPPED + str(error).encode()
         except ShardLost:
@@ -104,13 +102,10 @@ def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates
 
 
 async def _member(settings: CuratorSettings, scheduler: str, certificates: Path, host: str | None) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with tempfile.TemporaryDirectory(prefix="dpswd-node-") as directory:
         threads = settings.compute.parallel_steps
         member = engine.worker(scheduler, certificates, threads=threads, directory=Path(directory), host=host)
         async with member:
             print(f"node of {scheduler}", flush=True)
             ended = asyncio.create_task(member.finished())  # type: ignore[no-untyped-call]
-            await asyncio.wait([ended, asyncio.create_task(stopping.wait())], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended, asyncio.create_task(engine.stopped())], return_when=asyncio.FIRST_COMPLETED)

@@ -16,9 +16,12 @@ import torch
 
 from dpswd.private_curator.cluster import task
 from dpswd.private_curator.cluster.connection import Computed, Connection, Expected, NodeRefused, NoOtherNode
-from dpswd.private_curator.cluster.sums import sum_to_bytes
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
-from dpswd.private_curator.steps.shards import ShardLost, divided, gathered
+from dpswd.private_curator.records.fingerprint import Fingerprint
+from dpswd.private_curator.records.labels import Labels
+from dpswd.private_curator.records.target import Target
+from dpswd.private_curator.settings.tree import CuratorSettings
+from dpswd.private_curator.steps.shards import LocalShards, ShardLost, divided, gathered
 from dpswd.shared.core.errors import ExtractionStopped, SettingsError
 from dpswd.shared.core.mechanisms.linear import AnyLinearRun, Shard, ShardSum
 
@@ -77,7 +80,7 @@ class ClusterShards:
         """See `dpswd.private_curator.steps.shards.Shards`."""
         with self._turn:
             connection = self._ready()
-            begun = time.monotonic()
+            begun, questions = time.monotonic(), [connection.ask()]
             connection.extractor(extractor.key, *extractor.read())
             parts = divided(run, parallel=max(1, connection.nodes))
             twice = frozenset(_RANDOM.sample(parts, math.ceil(self._computed_twice * len(parts))))
@@ -85,8 +88,8 @@ class ClusterShards:
 
             def at_once() -> int:
                 """By the newest answer; asks anew, for the next time."""
-                if not connection.waits:
-                    connection.ask()
+                if questions[-1].done():
+                    questions.append(connection.ask())
                 if time.monotonic() - max(connection.seen, begun) > _NO_NODE_S:
                     _log.error("no machine of the cluster has computed for %g seconds; a step was ended", _NO_NODE_S)
                     raise ExtractionStopped(
@@ -121,9 +124,8 @@ class ClusterShards:
             if connection.ended:
                 self._reconnect(within_s=_READY_S)
                 connection = self._connection
-            with contextlib.suppress(ShardLost):
-                left = max(0.0, deadline - time.monotonic())
-                if connection.answered(connection.ask(), within_s=left) and connection.nodes:
+            with contextlib.suppress(ShardLost, TimeoutError):
+                if connection.ask().result(max(0.0, deadline - time.monotonic())):
                     return connection
             if not connection.ended:
                 break
@@ -157,6 +159,36 @@ class ClusterShards:
             self._connection.close()
             self._connection = connection
         _log.warning("the cluster's courier was started again")
+
+
+def cluster_of(
+    settings: CuratorSettings, *, records: Target, labels: Labels | None, own: LocalShards
+) -> ClusterShards | None:
+    """Connects to the cluster that the settings name; None where they name none.
+
+    Args:
+        settings: the curator's.
+        records: the curator's.
+        labels: of them.
+        own: computes shards here.
+
+    Raises:
+        SettingsError: Dask is not installed, a certificate is missing, or there is no scheduler.
+    """
+    if not settings.cluster.scheduler:
+        return None
+    home = settings.file.parent
+    checked = Fingerprint.read(home)
+    if checked is None:
+        raise SettingsError("the records have not been checked; run `dpswd-curator records accept` before a cluster")
+    return ClusterShards(
+        settings.cluster.scheduler,
+        home / settings.cluster.certificates,
+        meant=task.Meant.here(records, digest=checked.digest, labels=labels),
+        own=own.sum,
+        computed_twice=settings.cluster.computed_twice,
+        pass_seconds=settings.compute.pass_seconds,
+    )
 
 
 class _Second:
@@ -205,7 +237,7 @@ class _Second:
             other = second.result()
         except NoOtherNode:
             other = Computed(self._own(self._run, self._extractor, shard), "the curator's own machine")
-        if sum_to_bytes(one.sum) != sum_to_bytes(other.sum):
+        if task.sum_to_bytes(one.sum) != task.sum_to_bytes(other.sum):
             _log.error("%r and %r computed different sums of one shard: one of them lies", one.node, other.node)
             raise NodeRefused("two machines of the cluster computed different sums; the curator's log says which")
         return one

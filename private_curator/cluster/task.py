@@ -23,7 +23,7 @@ from dpswd.private_curator.records.labels import Labels
 from dpswd.private_curator.records.target import Target
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts
-from dpswd.shared.core.mechanisms.linear import AnyLinearRun, LinearMechanism, LinearRun, Shard
+from dpswd.shared.core.mechanisms.linear import AnyLinearRun, Integers, LinearMechanism, LinearRun, Shard, ShardSum
 
 _LABELS_AT_A_TIME = 1 << 20
 
@@ -134,6 +134,36 @@ def from_bytes(task: bytes, mechanisms: Mapping[str, AnyMechanism]) -> tuple[Any
         return LinearRun(mechanism, declared, facts), Shard(int(start), int(stop)), meant
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValue(f"not a shard's task ({type(error).__name__})") from error
+
+
+def sum_to_bytes(part: ShardSum) -> bytes:
+    """A sum, for another process of the same curator."""
+    head = [part.shard.start, part.shard.stop, *(each.size for each in part.sums)]
+    return np.concatenate([head, *(each.ravel() for each in part.sums)]).astype("<i8").tobytes()
+
+
+def sum_from_bytes(data: bytes, *, shard: Shard, like: tuple[Integers, ...]) -> ShardSum:
+    """The inverse.
+
+    Args:
+        data: as another process made them.
+        shard: of which this must be the sum.
+        like: arrays of the expected shapes.
+
+    Raises:
+        InvalidValue: another shard, or other sizes than the mechanism's; the text names no value.
+    """
+    sizes = [each.size for each in like]
+    head = [shard.start, shard.stop, *sizes]
+    if len(data) != 8 * (len(head) + sum(sizes)):
+        raise InvalidValue(f"a shard's sum has {len(data)} bytes; this mechanism's have {8 * (len(head) + sum(sizes))}")
+    values = np.frombuffer(data, dtype="<i8").astype(np.int64)
+    if values[:2].tolist() != head[:2]:
+        raise InvalidValue("a shard's sum is that of another shard")
+    if values[: len(head)].tolist() != head:
+        raise InvalidValue(f"a shard's sum holds arrays of other sizes than {sizes}")
+    parts = np.split(values[len(head) :], np.cumsum(sizes)[:-1])
+    return ShardSum(shard, tuple(part.reshape(each.shape) for part, each in zip(parts, like, strict=True)))
 
 
 def _digest(labels: Labels | None, count: int) -> str:

@@ -79,7 +79,7 @@ class Door:
     """In the place of a TCP client, in a process that may open no socket: asks the curator for connections.
 
     Args:
-        channel: to `opened_for`, at the curator.
+        channel: to `connection._keep_door`, at the curator.
     """
 
     def __init__(self, channel: socket.socket) -> None:

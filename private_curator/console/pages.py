@@ -113,7 +113,7 @@ class Pages:
         record = Record(self._home)
         overview = record.overview
         points = [
-            {"time": views.moment(point.time), "what": views.what_of(point), "point": point}
+            {"time": dt.datetime.fromisoformat(point.time), "what": views.what_of(point), "point": point}
             for point in reversed(overview.points[-ROWS:])
         ]
         return self._show(

@@ -29,11 +29,6 @@ STATES = {"active": "good", "paused": "warn", "revoked": "bad"}
 TONES = {Category.REFUSAL: "bad", Category.INCIDENT: "bad", Category.REQUEST: "warn", Category.CHARGE: "info"}
 
 
-def moment(text: str) -> dt.datetime:
-    """A time as the record states it."""
-    return dt.datetime.fromisoformat(text)
-
-
 def charts(overview: Overview, *, now: dt.datetime) -> dict[str, SpentOverTime]:
     """The account over time, for a desktop and for a phone."""
     return {name: spent_over_time(overview, size=size, now=now) for name, size in _SIZES.items()}

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dpswd.private_curator.sandbox.arena import Arena, FloatArray, blob, lay_out
@@ -19,44 +18,33 @@ from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, Wo
 from dpswd.shared.core.errors import ExtractionStopped, InvalidValue, RequestInvalid, SettingsError
 from dpswd.shared.sandbox.graph import MAX_FEATURES
 
+MAX_MODEL_BYTES = (1 << 31) - 1
+"""A protocol buffer is not longer; larger models keep their weights in files beside, which are refused."""
 _SHOWN = 600  # characters of a refusal that are told
 _PROGRAM = (sys.executable, "-P", "-m", "dpswd.private_curator.onnx.program")
 
 
-@dataclass(frozen=True)
-class EmbeddingLimits:
-    """What the model may take.
+class OnnxWorker:
+    """The worker of a model, until `close`; raises SettingsError without onnxruntime, or where none starts.
 
-    Attributes:
+    Args:
+        model: its bytes.
         memory_bytes: of the worker, beyond what it needs to start.
         seconds: for one batch of records.
         threads: of its arithmetic; 0 leaves onnxruntime's choice.
     """
 
-    memory_bytes: int
-    seconds: float
-    threads: int = 0
-
-
-class OnnxWorker:
-    """The worker of a model's bytes, until `close`; raises SettingsError without onnxruntime, or where none starts."""
-
-    def __init__(self, model: bytes, limits: EmbeddingLimits) -> None:
+    def __init__(self, model: bytes, *, memory_bytes: int, seconds: float, threads: int) -> None:
         if importlib.util.find_spec("onnxruntime") is None:
             raise SettingsError(
                 "ONNX models are evaluated by onnxruntime, which is not installed: pip install 'dpswd[embed]'"
             )
-        self._limits = limits
-        self._arena: Arena | None = None
-        self._process = WorkerProcess(
-            WorkerSettings(
-                device="cpu",
-                threads=1,
-                memory_bytes=limits.memory_bytes,
-                seconds=limits.seconds,
-                program=_PROGRAM,
-            )
+        self._threads = threads
+        self._settings = WorkerSettings(
+            device="cpu", threads=1, memory_bytes=memory_bytes, seconds=seconds, program=_PROGRAM
         )
+        self._arena: Arena | None = None
+        self._process = WorkerProcess(self._settings)
         self.features = 0
         """d, after `open`."""
         self.peak_bytes = 0
@@ -81,7 +69,7 @@ class OnnxWorker:
 
         Raises InvalidValue where the model does not take such records, or gives no feature for each.
         """
-        wish = {"op": "open", "record_shape": list(record_shape), "feature": feature, "threads": self._limits.threads}
+        wish = {"op": "open", "record_shape": list(record_shape), "feature": feature, "threads": self._threads}
         features = int(self._ask(wish)["features"])
         if not 1 <= features <= MAX_FEATURES:  # the worker says so too, unless the model has taken it over
             raise InvalidValue(f"the model's feature has {features} numbers; allowed are 1 to {MAX_FEATURES}")
@@ -115,7 +103,7 @@ class OnnxWorker:
 
     def _ask(self, message: dict[str, Any], files: tuple[int, ...] = ()) -> dict[str, Any]:
         try:
-            return self._process.ask(message, files, deadline=time.monotonic() + self._limits.seconds)
+            return self._process.ask(message, files, deadline=time.monotonic() + self._settings.seconds)
         except RequestInvalid as error:
             reason = error.violations[0][1][:_SHOWN]
             raise InvalidValue("".join(sign if sign.isprintable() else "?" for sign in reason)) from error
@@ -127,8 +115,8 @@ class OnnxWorker:
             ) from error
         except LimitReached as error:
             raise InvalidValue(
-                f"the model took longer than {self._limits.seconds:g} seconds for one batch, or needed more than "
-                f"{self._limits.memory_bytes} bytes; give it more with --seconds or --worker-memory-bytes"
+                f"the model took longer than {self._settings.seconds:g} seconds for one batch, or needed more than "
+                f"{self._settings.memory_bytes} bytes; give it more with --seconds or --worker-memory-bytes"
             ) from error
         except ExtractionStopped as error:
             raise InvalidValue("the model's process has ended by itself; is the file damaged?") from error

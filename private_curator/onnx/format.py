@@ -1,7 +1,6 @@
 """What an ONNX file says of itself, read without onnxruntime, and what in it is refused before that sees the bytes.
 
-ONNX is a protocol buffer (onnx/onnx.proto, fields by number). The parts that decide something are declared here; a
-parser passes over the rest, and onnxruntime reads the same bytes by the same rules.
+ONNX is a protocol buffer, which onnx reads by the same rules as onnxruntime.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, helper
 
 from dpswd.shared.core.errors import InvalidValue
 
-MAX_MODEL_BYTES = (1 << 31) - 1
-"""A protocol buffer is not longer; larger models keep their weights in files beside, which are refused."""
 _SHOWN = 20  # inputs, outputs and operators that are told
 _NAME = 60  # characters of a name that are told
 _STANDARD = ("", "ai.onnx")
@@ -27,57 +25,6 @@ _RANDOM = frozenset(
     ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 )
 """onnxruntime draws them from a generator as old as the session: one record would move another's feature."""
-_EXTERNAL = 1  # TensorProto.DataLocation.EXTERNAL
-FLOAT32, INT32, INT64 = 1, 6, 7
-TYPES = {FLOAT32: "float32", INT32: "int32", INT64: "int64", 10: "float16", 11: "float64", 2: "uint8", 9: "bool"}
-"""Names of TensorProto.DataType."""
-
-# message -> field -> (number, type; "*" in front where it is repeated)
-_MESSAGES = {
-    "Model": {"ir_version": (1, "int64"), "graph": (7, "Graph"), "opset_import": (8, "*OperatorSet"),
-              "training_info": (20, "*Training"), "functions": (25, "*Function")},
-    "OperatorSet": {"domain": (1, "string"), "version": (2, "int64")},
-    "Training": {"initialization": (1, "Graph"), "algorithm": (2, "Graph")},
-    "Function": {"name": (1, "string"), "node": (7, "*Node"), "domain": (10, "string"),
-                 "attribute_proto": (11, "*Attribute")},
-    "Graph": {"node": (1, "*Node"), "name": (2, "string"), "initializer": (5, "*Tensor"), "input": (11, "*Value"),
-              "output": (12, "*Value"), "sparse_initializer": (15, "*SparseTensor")},
-    "Node": {"input": (1, "*string"), "output": (2, "*string"), "op_type": (4, "string"),
-             "attribute": (5, "*Attribute"), "domain": (7, "string")},
-    "Attribute": {"name": (1, "string"), "i": (3, "int64"), "t": (5, "Tensor"), "g": (6, "Graph"),
-                  "ints": (8, "*int64"), "tensors": (10, "*Tensor"), "graphs": (11, "*Graph"), "type": (20, "int32"),
-                  "sparse_tensor": (22, "SparseTensor"), "sparse_tensors": (23, "*SparseTensor")},
-    "SparseTensor": {"values": (1, "Tensor"), "indices": (2, "Tensor")},
-    "Tensor": {"dims": (1, "*int64"), "data_type": (2, "int32"), "name": (8, "string"), "raw_data": (9, "bytes"),
-               "external_data": (13, "*Entry"), "data_location": (14, "int32")},
-    "Entry": {"key": (1, "string"), "value": (2, "string")},
-    "Value": {"name": (1, "string"), "type": (2, "Type")},
-    "Type": {"tensor_type": (1, "TensorType")},
-    "TensorType": {"elem_type": (1, "int32"), "shape": (2, "Shape")},
-    "Shape": {"dim": (1, "*Dimension")},
-    "Dimension": {"dim_value": (1, "int64"), "dim_param": (2, "string")},
-}  # fmt: skip
-
-
-def message_classes() -> dict[str, Any]:
-    """The parts of ONNX's messages that are read here, as classes of protocol buffers, by name."""
-    field_type = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="dpswd-onnx.proto", package="dpswd_onnx", syntax="proto2")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            plain = kind.removeprefix("*")
-            added = message.field.add(name=field, number=number)
-            added.label = field_type.LABEL_REPEATED if kind != plain else field_type.LABEL_OPTIONAL
-            if plain in _MESSAGES:
-                added.type, added.type_name = field_type.TYPE_MESSAGE, f".dpswd_onnx.{plain}"
-            else:
-                added.type = field_type.Type.Value(f"TYPE_{plain.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"dpswd_onnx.{name}")) for name in _MESSAGES
-    }
 
 
 @dataclass(frozen=True)
@@ -86,7 +33,7 @@ class Tensor:
 
     Attributes:
         name: as the file has it.
-        type: of `TYPES`' numbers; 0 where the file does not say.
+        type: of TensorProto.DataType; 0 where the file does not say.
         shape: with None for a size that the file leaves open; None as a whole where it says nothing.
     """
 
@@ -97,7 +44,7 @@ class Tensor:
     def __str__(self) -> str:
         sizes = ("n" if size is None else str(size) for size in self.shape or ())
         shape = "of any shape" if self.shape is None else " x ".join(sizes) or "one value"
-        return f"{printable(self.name)}: {TYPES.get(self.type, 'another type')} {shape}"
+        return f"{printable(self.name)}: {_type(self.type)} {shape}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +82,7 @@ def read_model(data: bytes) -> OnnxModel:
         InvalidValue: they are no ONNX model, or one that needs other files or operators than ONNX's own.
     """
     try:
-        model = message_classes()["Model"].FromString(data)
+        model = ModelProto.FromString(data)
     except DecodeError as error:
         raise InvalidValue("this is no ONNX model, or a damaged one; export it anew") from error
     graph = model.graph
@@ -151,12 +98,12 @@ def read_model(data: bytes) -> OnnxModel:
     operators: Counter[str] = Counter()
     for part in _parts(model):
         kind = part.DESCRIPTOR.name
-        if kind == "Tensor" and (part.data_location == _EXTERNAL or part.external_data):
+        if kind == "TensorProto" and (part.data_location == TensorProto.EXTERNAL or part.external_data):
             raise InvalidValue(
                 "weights lie in another file, which is not read; export the model with its weights inside "
                 "(torch.onnx.export: external_data=False)"
             )
-        if kind == "Node":
+        if kind == "NodeProto":
             if part.domain not in _STANDARD and (part.domain, part.op_type) not in own:
                 raise InvalidValue(
                     f"the operator {printable(part.op_type)} of {printable(part.domain)} is not one of ONNX's own; "
@@ -173,12 +120,20 @@ def read_model(data: bytes) -> OnnxModel:
         inputs=tuple(_tensor(value) for value in graph.input if value.name not in held),
         outputs=tuple(_tensor(value) for value in graph.output),
         operators=dict(operators),
-        weights=sum(_size(tensor.dims) for tensor in graph.initializer),
+        weights=sum(prod(max(0, dim) for dim in tensor.dims) for tensor in graph.initializer),
     )
 
 
 def _registered(domain: str) -> bool:
     return domain in _STANDARD or any(domain == one or domain.startswith(f"{one}.") for one in _RUNTIME)
+
+
+def _type(number: int) -> str:
+    """What numpy calls a type of tensors."""
+    try:
+        return helper.tensor_dtype_to_np_dtype(number).name
+    except KeyError:
+        return "another type"
 
 
 def printable(text: str) -> str:
@@ -204,10 +159,3 @@ def _tensor(value: Any) -> Tensor:
         return Tensor(value.name, kind.elem_type, None)
     shape = tuple(int(one.dim_value) if one.HasField("dim_value") else None for one in kind.shape.dim)
     return Tensor(value.name, kind.elem_type, shape)
-
-
-def _size(dims: Any) -> int:
-    size = 1
-    for dim in dims:
-        size *= max(0, int(dim))
-    return size

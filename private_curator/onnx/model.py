@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from onnx import TensorProto, helper
 
 from dpswd.private_curator.onnx import format as onnx_format
 from dpswd.private_curator.sandbox.arena import Arena, FloatArray, Slot, contents
@@ -27,7 +28,11 @@ from dpswd.shared.sandbox.graph import MAX_FEATURES
 
 _COMPARED = 16  # records that are evaluated together once, and compared with each alone
 _TOLERANCE = 1e-3  # of a record's largest feature: a batch's products are summed in another order
-_NUMBER_TYPES = {onnx_format.FLOAT32: np.float32, onnx_format.INT32: np.int32, onnx_format.INT64: np.int64}
+_NUMBER_TYPES: dict[int, type[np.generic]] = {
+    TensorProto.FLOAT: np.float32,
+    TensorProto.INT32: np.int32,
+    TensorProto.INT64: np.int64,
+}
 
 
 class Embedding:
@@ -117,7 +122,7 @@ class Embedding:
         assert self._model is not None
         (taken,) = self._model.inputs
         values: Any = records
-        if taken.type != onnx_format.FLOAT32:
+        if taken.type != TensorProto.FLOAT:
             if not (records == np.rint(records)).all():
                 raise _refused("it takes whole numbers, and records hold others: they are not what it was made for")
             values = records.astype(_NUMBER_TYPES[taken.type])
@@ -189,13 +194,9 @@ def _refused(text: str) -> Refused:
 
 def operations() -> Mapping[str, Operation]:
     """The messages above; onnxruntime is loaded, and has looked at the machine while its files can still be read."""
-    classes = onnx_format.message_classes()
-    model = classes["Model"](ir_version=8, opset_import=[{"domain": "", "version": 13}])
-    kind = {"tensor_type": {"elem_type": onnx_format.FLOAT32, "shape": {"dim": [{"dim_value": 1}]}}}
-    model.graph.name = "first"
-    model.graph.node.add(op_type="Relu", input=["x"], output=["y"])
-    model.graph.input.add(name="x", type=kind)
-    model.graph.output.add(name="y", type=kind)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "first", ends[:1], ends[1:])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
     _session(model.SerializeToString(), threads=1).run(None, {"x": np.ones(1, dtype=np.float32)})
     embedding = Embedding()
     return {"describe": embedding.describe, "open": embedding.open, "embed": embedding.embed}

@@ -316,7 +316,7 @@ def _device(site: _Site) -> str:
         return "steps run on cpu" + ("; a CUDA device is there and not used" if torch.cuda.is_available() else "")
     from dpswd.shared.device_noise.noise import device_sampler
 
-    kind = "one kernel" if device_sampler(device).fused else "tensor operations (slower: Triton does not work here)"
+    kind = "one kernel" if device_sampler(device).fused else "the CPU (Triton does not work here)"
     free, _ = torch.cuda.mem_get_info(device)
     name = torch.cuda.get_device_name(device)
     return f"steps run on {name}, {free >> 20} MiB free; it draws the CPU's noise from the same key, by {kind}"

@@ -24,11 +24,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -194,28 +194,33 @@ def _begin(connection: Connection, statements: str) -> Beginning:
     return Beginning(begun[0][0], at, begun[0][1], tuple(SignedEntry.parse(*row) for row in missing))
 
 
+class LedgerSchema(Protocol):
+    """What is needed of the schema in which a ledger stands; its text names it in messages."""
+
+    @property
+    def schema(self) -> str:
+        """Its name."""
+
+    def connect(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Connection:
+        """A connection whose search path it is."""
+
+    def reading(self) -> contextlib.AbstractContextManager[Session]:
+        """A view of the ledger on a connection of its own."""
+
+
 class PostgresDatabase:
     """One replica's connection to the ledger. A broken one is replaced at the next use.
 
     Args:
-        location: names the ledger in messages.
-        schema_name: the ledger's schema.
-        connect: makes a connection whose search path is that schema.
-        reading: a view of the ledger on a connection of its own.
+        location: of the ledger.
         lock_timeout_s: how long to wait for another program, in seconds.
 
     Raises:
         LedgerUnavailable: the server cannot be used now.
     """
 
-    def __init__(
-        self, location: object, *, schema_name: str, connect: Callable[[], Connection],
-        reading: Callable[[], contextlib.AbstractContextManager[Session]], lock_timeout_s: float = LOCK_TIMEOUT_S,
-    ) -> None:  # fmt: skip
+    def __init__(self, location: LedgerSchema, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self._location = location
-        self._schema_name = schema_name
-        self._connect = connect
-        self._reading = reading
         self._lock_timeout_s = lock_timeout_s
         self._mutex = threading.RLock()
         self._pid = os.getpid()
@@ -243,7 +248,7 @@ class PostgresDatabase:
             connection = self._begun(_WRITE)
             try:
                 yield PostgresSession(connection, self._beginning)
-                self._commit(connection)
+                commit(connection, self._location)
             except BaseException:
                 self._rollback(connection)
                 raise
@@ -288,7 +293,10 @@ class PostgresDatabase:
 
     def backup(self, destination: Path) -> None:
         """See `Database.backup`: one consistent view, copied row by row while others go on."""
-        with self._reading() as source, contextlib.closing(sqlite3.connect(destination, isolation_level=None)) as file:
+        with (
+            self._location.reading() as source,
+            contextlib.closing(sqlite3.connect(destination, isolation_level=None)) as file,
+        ):
             file.execute("BEGIN IMMEDIATE")
             sqlite_tables.make(file)
             copy_tables(source, file)
@@ -334,18 +342,12 @@ class PostgresDatabase:
             else:
                 return connection
 
-    def _commit(self, connection: Connection) -> None:
-        try:
-            commit(connection, self._location)
-        finally:
-            self._drop_if_broken()
-
     def _connected(self) -> Connection:
         if self._connection is not None:
             return self._connection
         if self._closed:
             raise LedgerUnavailable(f"the ledger in {self._location} was closed; nothing was spent")
-        connection = self._connect()
+        connection = self._location.connect(lock_timeout_s=self._lock_timeout_s)
         try:
             if self._claims:
                 self._claim_on(connection)
@@ -357,14 +359,14 @@ class PostgresDatabase:
 
     def _claim_on(self, connection: Connection) -> None:
         row = connection.execute(
-            "SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", (LOCK_SPACE, self._schema_name)
+            "SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", (LOCK_SPACE, self._location.schema)
         ).fetchone()
         if row is None or not row[0]:
             raise LedgerUnavailable(f"the ledger in {self._location} is being restored; nothing was spent")
 
     def _step_lock(self, mark: Mark) -> int:
         """64 bits for a step: two steps that meet would only wait for each other."""
-        text = "\0".join((self._schema_name, *mark)).encode()
+        text = "\0".join((self._location.schema, *mark)).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
 
     def _rollback(self, connection: Connection) -> None:

@@ -1,9 +1,14 @@
-"""Where a ledger in PostgreSQL stands: one schema of one database, how to reach it, and restoring it."""
+"""Where a ledger in PostgreSQL stands: one schema of one database, how to reach it, its tables, and restoring it.
+
+The tables are those of a file (`dpswd.private_curator.core.ledger.schema` explains each), one of a single row,
+``ledger``, whose lock every writer takes before it looks at anything else, and which tells the version; and
+``missing``: entries that some program has seen and that are not there. Each new entry is notified to whoever listens
+to the schema's name. An audit compares what the catalogue says of them with what the ledger made.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import re
 import secrets
@@ -19,9 +24,9 @@ from psycopg.conninfo import conninfo_to_dict
 from dpswd.private_curator.books.location import Watcher, changed, copy_tables
 from dpswd.private_curator.books.place import Place
 from dpswd.private_curator.books.sqlite_file import SqliteFile
+from dpswd.private_curator.core.ledger import schema
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
 from dpswd.private_curator.core.ledger.store import Clock
-from dpswd.private_curator.postgres import tables as postgres_tables
 from dpswd.private_curator.postgres.database import (
     LOCK_SPACE,
     Connection,
@@ -31,7 +36,7 @@ from dpswd.private_curator.postgres.database import (
     translate,
 )
 from dpswd.private_curator.postgres.watch import PostgresWatch
-from dpswd.shared.core.errors import DpswdError, LedgerUnavailable, SettingsError
+from dpswd.shared.core.errors import DpswdError, LedgerCorrupt, LedgerUnavailable, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
 DEFAULT_SCHEMA = "dpswd"
@@ -109,15 +114,9 @@ class PostgresSchema:
         with self._session() as connection:
             if not self._occupied(connection):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
-            postgres_tables.check(PostgresSession(connection))
+            _check_tables(PostgresSession(connection))
             self._tell_if_asynchronous(connection)
-        return PostgresDatabase(
-            self,
-            schema_name=self.schema,
-            connect=lambda: self._connect(lock_timeout_s=lock_timeout_s, hung=_HUNG),
-            reading=self.reading,
-            lock_timeout_s=lock_timeout_s,
-        )
+        return PostgresDatabase(self, lock_timeout_s=lock_timeout_s)
 
     def _tell_if_asynchronous(self, connection: Connection) -> None:
         """Of several hosts, one is to take over; what it lacks then was charged and answered all the same."""
@@ -157,10 +156,10 @@ class PostgresSchema:
             connection.execute("BEGIN")
             connection.execute(f"CREATE SCHEMA {fresh}".encode())
             connection.execute(f"SET LOCAL search_path TO {fresh}".encode())
-            postgres_tables.make(PostgresSession(connection))
-            expected = postgres_tables.layout(PostgresSession(connection), fresh)
+            _make_tables(PostgresSession(connection))
+            expected = _layout_of(PostgresSession(connection), fresh)
             connection.execute("ROLLBACK")
-        names = changed(expected, postgres_tables.layout(session, self.schema))
+        names = changed(expected, _layout_of(session, self.schema))
         return [f"the {name} is not as the ledger made it" for name in names]
 
     def place(self, session: Session) -> Place:
@@ -178,8 +177,7 @@ class PostgresSchema:
 
     def watch(self, watcher: Watcher) -> PostgresWatch:
         """See `LedgerLocation.watch`."""
-        connect = functools.partial(self._connect, lock_timeout_s=LOCK_TIMEOUT_S, hung=_HUNG)
-        return PostgresWatch(self, self.schema, connect=connect, watcher=watcher)
+        return PostgresWatch(self, watcher)
 
     def missing(self, session: Session) -> Sequence[SignedEntry]:
         """See `LedgerLocation.missing`."""
@@ -230,7 +228,7 @@ class PostgresSchema:
     def _make(self, connection: Connection) -> None:
         """Empty tables, inside the caller's transaction."""
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}".encode())
-        postgres_tables.make(PostgresSession(connection))
+        _make_tables(PostgresSession(connection))
 
     def _set_aside(self, connection: Connection) -> None:
         """Renames the present schema, inside the caller's transaction."""
@@ -263,7 +261,7 @@ class PostgresSchema:
     def _session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Connection]:
         """A connection of one's own; what is not committed when the block ends is rolled back."""
         try:
-            with contextlib.closing(self._connect(lock_timeout_s=lock_timeout_s, hung="0")) as connection:
+            with contextlib.closing(self.connect(lock_timeout_s=lock_timeout_s, hung="0")) as connection:
                 yield connection
         except psycopg.Error as error:
             raise translate(error, self) from error
@@ -280,8 +278,13 @@ class PostgresSchema:
             "postgresql://user@host:5432/database?sslmode=verify-full"
         )
 
-    def _connect(self, *, lock_timeout_s: float, hung: str) -> Connection:
-        """A connection whose search path is the ledger's schema and whose server keeps what it commits."""
+    def connect(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S, hung: str = _HUNG) -> Connection:
+        """A connection whose search path is the ledger's schema and whose server keeps what it commits.
+
+        Args:
+            lock_timeout_s: how long to wait for another program, in seconds.
+            hung: after which the server ends a transaction that does nothing.
+        """
         chosen = self._parameters()
         defaults = {name: value for name, value in _CONNECTION.items() if name not in chosen}
         password = {} if self.password_file is None else {"password": self._password()}
@@ -334,3 +337,91 @@ class PostgresSchema:
                 f"ledger.password_file {self.password_file} cannot be read: {error.strerror}; make it readable for "
                 "the curator's user"
             ) from error
+
+
+_BESIDE_THE_TABLES = """
+    CREATE TABLE ledger (
+        singleton BOOLEAN PRIMARY KEY CHECK (singleton),
+        version   INTEGER NOT NULL
+    );
+
+    CREATE TABLE missing (
+        seq       BIGINT NOT NULL,
+        statement BYTEA NOT NULL,
+        signature BYTEA PRIMARY KEY
+    );
+
+    CREATE FUNCTION follow_the_last_entry() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE last BIGINT;
+    BEGIN
+        EXECUTE format('SELECT coalesce(max(seq), 0) FROM %I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) INTO last;
+        IF NEW.seq <> last + 1 THEN RAISE EXCEPTION 'an entry follows the last one'; END IF;
+        PERFORM pg_notify(TG_TABLE_SCHEMA, '');
+        RETURN NEW;
+    END $$;
+
+    CREATE FUNCTION refuse_to_change_entries() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'entries are append-only'; END $$;
+
+    CREATE TRIGGER entries_follow_each_other BEFORE INSERT ON entries
+    FOR EACH ROW EXECUTE FUNCTION follow_the_last_entry();
+
+    CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE OR TRUNCATE ON entries
+    FOR EACH STATEMENT EXECUTE FUNCTION refuse_to_change_entries();
+"""
+
+# What the catalogue says of everything in one schema: (what it is, its definition). A trigger that is switched off
+# and a table that is not logged are other tables than the ledger's.
+_LAYOUT = """
+    WITH things AS (SELECT oid AS thing, relname, relkind, relpersistence, relrowsecurity, relhasrules, relhassubclass
+                      FROM pg_class WHERE relnamespace = to_regnamespace(?))
+    SELECT 'relation ' || relname,
+           concat_ws(' ', relkind, relpersistence, relrowsecurity, relhasrules, relhassubclass)
+      FROM things
+    UNION ALL
+    SELECT 'column ' || relname || '.' || attname,
+           concat_ws(' ', format_type(atttypid, atttypmod), attnotnull, pg_get_expr(adbin, adrelid))
+      FROM pg_attribute JOIN things ON thing = attrelid
+      LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+     WHERE attnum > 0 AND NOT attisdropped AND relkind <> 'i'
+    UNION ALL
+    SELECT 'constraint ' || conname, concat_ws(' ', pg_get_constraintdef(pg_constraint.oid), convalidated)
+      FROM pg_constraint JOIN things ON thing = conrelid
+    UNION ALL
+    SELECT 'index ' || relname, concat_ws(' ', pg_get_indexdef(indexrelid), indisvalid, indisunique)
+      FROM pg_index JOIN things ON thing = indexrelid
+    UNION ALL
+    SELECT 'trigger ' || tgname, concat_ws(' ', pg_get_triggerdef(pg_trigger.oid), tgenabled)
+      FROM pg_trigger JOIN things ON thing = tgrelid WHERE NOT tgisinternal
+    UNION ALL
+    SELECT 'references of ' || relname, string_agg(tgenabled::text, '' ORDER BY tgenabled)
+      FROM pg_trigger JOIN things ON thing = tgrelid WHERE tgisinternal GROUP BY relname
+    UNION ALL
+    SELECT 'function ' || proname, prosrc FROM pg_proc WHERE pronamespace = to_regnamespace(?)
+"""
+
+
+def _make_tables(session: Session) -> None:
+    """Makes the empty tables in the session's schema, inside the caller's transaction."""
+    schema.make_tables(session, integer="BIGINT", binary="BYTEA")
+    session.execute(_BESIDE_THE_TABLES)
+    session.execute("INSERT INTO ledger (singleton, version) VALUES (true, ?)", (schema.VERSION,))
+
+
+def _check_tables(session: Session) -> None:
+    """Looks whether the session's schema holds a ledger of this program's version.
+
+    Raises:
+        LedgerCorrupt: it does not.
+    """
+    (table,) = session.execute("SELECT to_regclass('ledger')").fetchone()
+    row = None if table is None else session.execute("SELECT version FROM ledger").fetchone()
+    if row is None:
+        raise LedgerCorrupt("the schema holds tables, but no ledger: choose another schema, or restore a backup")
+    schema.check_version(row[0])
+
+
+def _layout_of(session: Session, name: str) -> dict[str, str]:
+    """The definition of everything in a schema, by name, without the schema's own name."""
+    rows = session.execute(_LAYOUT, (name, name)).fetchall()
+    return {what: " ".join(definition.replace(f"{name}.", "").split()) for what, definition in rows}

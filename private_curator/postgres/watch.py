@@ -16,7 +16,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import psycopg
 
@@ -25,6 +24,7 @@ from dpswd.private_curator.core.ledger.database import Session
 from dpswd.private_curator.core.ledger.schema import APPLICATION_ID
 from dpswd.private_curator.postgres.database import (
     Connection,
+    LedgerSchema,
     PostgresSession,
     begin_reading,
     settle,
@@ -50,29 +50,23 @@ class PostgresWatch:
     """A `dpswd.private_curator.books.location.Watch`, with a connection and a thread of its own.
 
     Args:
-        location: names the ledger in messages.
-        schema_name: the ledger's schema, and the channel of its notices.
-        connect: makes a connection whose search path is that schema.
+        location: of the ledger; its schema is the channel of its notices.
         watcher: holds the ledger to what was seen.
 
     Raises:
         LedgerUnavailable: see `LedgerLocation.watch`.
     """
 
-    def __init__(
-        self, location: object, schema_name: str, *, connect: Callable[[], Connection], watcher: Watcher
-    ) -> None:
+    def __init__(self, location: LedgerSchema, watcher: Watcher) -> None:
         self._location = location
-        self._schema_name = schema_name
-        self._connect = connect
         self._watcher = watcher
         self._stopping = threading.Event()
         self._incarnation = ""
         self._calm_at = 0.0
         try:
-            with contextlib.closing(connect()) as connection:
+            with contextlib.closing(location.connect()) as connection:
                 self._look(connection)
-                row = connection.execute(_SERVING, (APPLICATION_ID, schema_name)).fetchone()
+                row = connection.execute(_SERVING, (APPLICATION_ID, location.schema)).fetchone()
         except psycopg.Error as error:
             raise translate(error, location) from error
         if row is not None and row[0] <= 1:  # nobody else serves who could object
@@ -99,8 +93,8 @@ class PostgresWatch:
         last = ""
         while not self._stopping.is_set():
             try:
-                with contextlib.closing(self._connect()) as connection:
-                    connection.execute(f"LISTEN {self._schema_name}".encode())
+                with contextlib.closing(self._location.connect()) as connection:
+                    connection.execute(f"LISTEN {self._location.schema}".encode())
                     while not self._stopping.is_set():
                         self._look(connection)
                         last = ""

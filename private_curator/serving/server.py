@@ -17,7 +17,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from dpswd.private_curator.books.ledger import Ledger
-from dpswd.private_curator.cluster.choice import cluster_of
+from dpswd.private_curator.cluster.shards import cluster_of
 from dpswd.private_curator.core.ledger.store import no_checkpoint
 from dpswd.private_curator.core.steps.randomness import fresh_seed
 from dpswd.private_curator.core.steps.release import ReleasePipeline

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dpswd.private_curator.sources.counting import words_of
+from dpswd.private_curator.sources import words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private
 from dpswd.shared.records.batches import Source

@@ -14,7 +14,6 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -125,27 +124,18 @@ class Sender:
             channel.unwrap()
 
     def _run(self) -> None:
-        for pause in self._pauses():
+        pause, out, closing = EVERY_S, False, False
+        while not closing:
             closing = self._closing.wait(pause)
             try:
                 while self.send() >= BATCH and not closing:
                     pass
             except (OSError, LedgerUnavailable) as error:
-                if not self._out:
+                if not out:
                     _log.warning("%s:%d takes no audit messages: %s; they wait", *self._receiver, type(error).__name__)
-                self._out = True
+                out, pause = True, min(2.0 * pause, _LONGEST_PAUSE_S)
             else:
-                self._out = False
-            if closing:
-                return
-
-    _out = False
-
-    def _pauses(self) -> Iterator[float]:
-        pause = EVERY_S
-        while True:
-            yield pause
-            pause = min(2.0 * pause, _LONGEST_PAUSE_S) if self._out else EVERY_S
+                out, pause = False, EVERY_S
 
 
 def keep_telling(settings: CuratorSettings, home: HomeDirectory, ledger: Ledger, until: ExitStack) -> None:

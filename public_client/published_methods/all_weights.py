@@ -24,7 +24,7 @@ from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_between, not_counts, not_one_of, not_positive
 from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
-from dpswd.public_client.published_methods.losses import sanitized_term, sliced_loss
+from dpswd.public_client.published_methods.losses import gradient_term, sliced_loss
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
@@ -185,7 +185,7 @@ class AlignedRun(DescentRun[GradientReply]):
     def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
         if self.declared.sliced.feature_map is None:
             feature_map = feature_map or self._map_of(source)
-        sent: FloatArray = self._checked(source).detach().cpu().numpy()
+        sent: FloatArray = source.detach().cpu().numpy()
         return GradientRequest(sent, self.adapted_values(), feature_map)
 
     def answered(
@@ -195,25 +195,16 @@ class AlignedRun(DescentRun[GradientReply]):
         reply, batch = drawn.reply, self.plan.batch_size
         used = feature_map or self._map_of(source)
         loss = sliced_loss(source, reply.sliced, self.declared.sliced, feature_map=used, batch=batch)
-        value = float(loss.detach())
-        loss = loss + sanitized_term(self.parameters, reply, batch=batch)
-        return AnsweredStep(drawn.number, loss, value, drawn.request_id)
+        # The noised sum over b records of clipped gradients is taken for cotangents divided by the public scale.
+        gradient = reply.gradient.to_tensor() * (reply.cotangent_scale / batch)
+        return AnsweredStep(loss + gradient_term(self.parameters, gradient), float(loss.detach()))
 
     def _map_of(self, features: Tensor) -> FeatureMap:
         """The map that the run declares, or, where it declares none, one of the first step's features."""
         declared: FeatureMap | None = self.declared.sliced.feature_map or self._own_map
         if declared is None:
-            declared = self._own_map = map_from_source(self._checked(features).detach(), target_norm=self._target_norm)
+            declared = self._own_map = map_from_source(features.detach(), target_norm=self._target_norm)
         return declared
-
-    def _checked(self, features: Tensor) -> Tensor:
-        d = self.plan.feature_dimension
-        if features.dim() != 2 or features.shape[1] != d:
-            raise InvalidValue(
-                f"the source features have shape {tuple(features.shape)}; needed is (m, {d}), as the "
-                "extractor computes them"
-            )
-        return features
 
 
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

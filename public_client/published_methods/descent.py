@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dpswd.public_client.data.progress import reporting
+from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.replay.posterior import cosine
 from dpswd.public_client.training.history import Average, detached
 from dpswd.public_client.training.loop import Training, status, write_histories
@@ -26,23 +27,55 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 _POINTS = 20  # evaluations and epsilon figures in one training
 
 
-@dataclass(frozen=True)
-class AnsweredStep:
+class AnsweredStep(NamedTuple):
     """One step, answered.
 
     Attributes:
-        number: 1 for the first step of the run.
         loss: scalar; its gradient is that of the public half in what it was computed from, and the sanitized one in
             the adapted parameters.
         distance: how far source and target are from each other: the estimated distance F of `losses`, or what the
             method says in its place.
-        request_id: of the step.
     """
 
-    number: int
     loss: Tensor
     distance: float
-    request_id: str
+
+
+class Descent:
+    """Parameters on their way down noised losses: an optimiser under a cosine, and the average that is kept at the end.
+
+    Args:
+        optimizer: of what is trained, in place, with the rates of the start.
+        steps: after which the rates have fallen to 0.
+        averaging: decay of the running average of the parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, steps: int, averaging: float) -> None:
+        self.parameters: list[Tensor] = [own for part in optimizer.param_groups for own in part["params"]]
+        self.optimizer, self.average = optimizer, Average(self.parameters, averaging)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(min(t, steps) / steps))
+
+    def step(self, ranks: Ranks, *, moves: bool = True) -> None:
+        """One step by the gradients that stand in the parameters, or by none; they are the mean over all ranks."""
+        if moves:
+            ranks.average_gradients(self.parameters)
+            self.optimizer.step()
+        self.schedule.step()
+        self.average.update(self.parameters)
+
+    def stored(self) -> dict[str, Any]:
+        """All but the parameters, for a checkpoint."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "average": self.average.values,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what `stored` gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.average.values = [value.to(self.parameters[0].device) for value in state["average"]]
 
 
 class DescentRun(Release[Reply], abc.ABC):
@@ -140,11 +173,9 @@ def align(
         heard: told before each descent which sites' answers it follows, and their shares.
     """
     steps = max(site.plan.steps for site in group.live)
-    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(min(t, steps) / steps))
-    average = Average(parameters, averaging)
-    descent = _Descent(parameters, optimizer, schedule, average)
-    t = descent.restore(group)
+    descent = Descent(optimizer, steps=steps, averaging=averaging)
+    absent: dict[str, tuple[int, str]] = {}
+    t = _restored(group, descent, absent)
     distances: dict[str, list[float]] = {site.name: [] for site in group.sites}
     with reporting(f"aligning with {group}", steps, shown=training.progress, done=t) as bar:
         for site in group.live if t == 0 else []:
@@ -161,12 +192,10 @@ def align(
                 heard(shares)
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
-                training.ranks.average_gradients(parameters)
-                optimizer.step()
-            schedule.step()
-            average.update(parameters)
-            descent.store(group, t)
-            rate = float(schedule.get_last_lr()[0])
+            descent.step(training.ranks, moves=loss.requires_grad)
+            if group.store is not None:
+                group.store.write("state", _state(group, descent, t, absent))
+            rate = float(descent.schedule.get_last_lr()[0])
             class_loss = {} if half.class_loss is None else {"class_loss": float(half.class_loss.detach())}
             for site in group.sites:
                 if site.name in answers:
@@ -174,65 +203,52 @@ def align(
                     distances[site.name].append(distance)
                     training.log.scalars(site.name, site.steps, distance=distance, learning_rate=rate, **class_loss)
             if not group.unfinished:
-                average.copy_to(parameters)
+                descent.average.copy_to(descent.parameters)
             _record_points(training, group, distances)
             bar.advance(status(group))
-    average.copy_to(parameters)
+    descent.average.copy_to(descent.parameters)
     write_histories(group)
 
 
-@dataclass(frozen=True, eq=False)
-class _Descent:
-    """What each step changes on the client's side: parameters, optimiser, schedule, average."""
+def _state(group: Group, descent: Descent, step: int, absent: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    """What each step changes on the client's side, with what the stored state knew of sites that are absent now."""
+    reached = {**absent, **{site.name: (site.steps, site.request_id) for site in group.sites}}
+    requests = {name: request_id for name, (_, request_id) in reached.items() if request_id}
+    return {
+        "step": step,
+        "steps": {name: steps for name, (steps, _) in reached.items()},
+        "requests": requests,
+        "request_ids": list(requests.values()),  # also of answers that were dropped: they are counted
+        "parameters": detached(descent.parameters),
+        **descent.stored(),
+    }
 
-    parameters: Sequence[Tensor]
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    average: Average
-    absent: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Steps and last request of sites that are in the stored state and not in this group; they may come back."""
 
-    def store(self, group: Group, step: int) -> None:
-        if group.store is None:
-            return
-        reached = self.absent | {site.name: (site.steps, site.request_id) for site in group.sites}
-        requests = {name: request_id for name, (_, request_id) in reached.items() if request_id}
-        group.store.write(
-            "state",
-            {
-                "step": step,
-                "steps": {name: steps for name, (steps, _) in reached.items()},
-                "requests": requests,
-                "request_ids": list(requests.values()),  # also of answers that were dropped: they are counted
-                "optimizer": self.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "parameters": detached(self.parameters),
-                "average": self.average.values,
-            },
-        )
+def _restored(group: Group, descent: Descent, absent: dict[str, tuple[int, str]]) -> int:
+    """Goes back to the stored state; returns the steps that are done.
 
-    def restore(self, group: Group) -> int:
-        """Goes back to the stored state; returns the steps that are done."""
-        state = group.store.read("state") if group.store is not None else None
-        if state is None:
-            return 0
-        with torch.no_grad():
-            for parameter, stored in zip(self.parameters, state["parameters"], strict=True):
-                parameter.copy_(stored)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.average.values = [value.to(self.parameters[0].device) for value in state["average"]]
-        done = int(state["step"])
-        reached = {name: (int(steps), str(state["requests"].get(name, ""))) for name, steps in state["steps"].items()}
-        for site in group.sites:  # also of one that is set aside now and may be back at the next resumption
-            site.steps, site.request_id = reached.pop(site.name, (0, ""))
-        self.absent.update(reached)
-        for site in group.live:
-            # A site that was set aside earlier comes back with a request that was made for weights of that time.
-            site.stale = site.run.has_pending and site.steps < done
-        if not group.unfinished:
-            self.average.copy_to(self.parameters)
-        return done
+    Args:
+        group: whose sites go back too.
+        descent: likewise.
+        absent: gets steps and last request of sites that are stored and not in this group; they may come back.
+    """
+    state = group.store.read("state") if group.store is not None else None
+    if state is None:
+        return 0
+    with torch.no_grad():
+        for parameter, stored in zip(descent.parameters, state["parameters"], strict=True):
+            parameter.copy_(stored)
+    descent.restore(state)
+    done = int(state["step"])
+    absent.update((name, (int(steps), str(state["requests"].get(name, "")))) for name, steps in state["steps"].items())
+    for site in group.sites:  # also of one that is set aside now and may be back at the next resumption
+        site.steps, site.request_id = absent.pop(site.name, (0, ""))
+    for site in group.live:
+        # A site that was set aside earlier comes back with a request that was made for weights of that time.
+        site.stale = site.run.has_pending and site.steps < done
+    if not group.unfinished:
+        descent.average.copy_to(descent.parameters)
+    return done
 
 
 def _record_points(training: Training, group: Group, distances: dict[str, list[float]]) -> None:

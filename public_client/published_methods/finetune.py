@@ -60,16 +60,12 @@ _POWERS: Mapping[str, float] = {"adam": 0.3, "newton": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Method):
-    """DP-SGD of the classifier, or of more weights, on the hospital's labelled records.
+    """DP-SGD of the classifier's last linear layer on the hospital's labelled records, in the public source's axes.
 
     Attributes:
-        trains: "classifier": its last linear layer alone, in the public source's own axes; "all": every weight of
-            extractor and classifier; else names of parameters or beginnings of names, separated by commas, such as
-            "extractor.7,classifier".
-        descent: "adam"; or, of the classifier alone and by a few steps on all records, "newton": by the curvature that
-            public records show (`newton`), which are then to vary as the hospital's do.
-        learning_rate: of Adam on the classifier in its axes, at the start.
-        weight_rate: of weights that are trained as they are.
+        descent: "adam"; or, by a few steps on all records, "newton": by the curvature that public records show
+            (`newton`), which are then to vary as the hospital's do.
+        learning_rate: of Adam, at the start.
         clip_norm: C; by default a share of the norms that public records with wrong labels would have.
     """
 
@@ -78,20 +74,15 @@ class Finetune(Method):
 
     descent: Literal["adam", "newton"] = "adam"
     learning_rate: float = 0.2
-    trains: str = "classifier"
-    weight_rate: float = 0.003
     clip_norm: float | None = None
 
     def problems(self) -> list[str]:
-        positive = ("weight_rate", *(("clip_norm",) if self.clip_norm is not None else ()))
-        named = [] if self.trains.strip(", ") else ["trains is empty; name parameters, or say classifier or all"]
         words = not_one_of(self, "descent", ("adam", "newton"))
-        if self.descent == "newton" and (self.trains != "classifier" or self.averaging):
-            words.append(
-                "descent is newton, which is of the classifier alone and averages by itself; leave trains and "
-                "averaging as they are"
-            )
-        return [*super().problems(), *not_positive(self, *positive), *named, *words]
+        if self.descent == "newton" and self.averaging:
+            words.append("descent is newton, which averages by itself; leave averaging as it is")
+        if self.clip_norm is not None:
+            words += not_positive(self, "clip_norm")
+        return [*super().problems(), *words]
 
     def usual_size(self, description: Description) -> RunSize:
         if self.descent == "newton":
@@ -113,8 +104,7 @@ class Finetune(Method):
         return LabelledGradientDeclaration(run.classes, ClippedSum(run.names, clip_norm, 2.0 * clip_norm * run.noise))
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        what = {"classifier": "the classifier", "all": "all weights"}.get(self.trains, self.trains)
-        return f"{what}, by gradients of the hospital's own labels"
+        return "the classifier, by gradients of the hospital's own labels"
 
     def declarable(
         self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
@@ -127,7 +117,7 @@ class Finetune(Method):
         if classifier is None:
             raise InvalidValue("finetune trains the classifier too; plan with extractor and classifier")
         whole = self._whole(Model(extractor, classifier), None)
-        return Declarable.of(whole, record_shape, self._names(whole))
+        return Declarable.of(whole, record_shape, _trained_names(whole))
 
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> FinetuneRun:
         """See `Method`; the module computes a score for each class, and all its parameters are trained."""
@@ -142,7 +132,7 @@ class Finetune(Method):
         stored = group.store.read("head") if group.store is not None else None
         if stored is not None:  # what the runs were declared with, to the last bit
             classifier.load_state_dict(stored["classifier"])
-        ready = Declarable.of(whole, shape, self._names(whole))
+        ready = Declarable.of(whole, shape, _trained_names(whole))
         clip_norm = (
             float(stored["clip_norm"]) if stored is not None else self.clip_norm or self._public_clip(ready, training)
         )
@@ -176,51 +166,36 @@ class Finetune(Method):
 
     def _optimizer(self, group: Group, training: Training) -> torch.optim.Optimizer:
         if self.descent == "adam":
-            rate = self.learning_rate if self.trains == "classifier" else self.weight_rate
-            return torch.optim.Adam(group.live[0].run.parameters, lr=rate)
+            return torch.optim.Adam(group.live[0].run.parameters, lr=self.learning_rate)
         before, head = parted(_trained(group).classifier)
         with torch.no_grad():
             features = before.eval()(training.features)
         return Newton(head, features, noise=_noise(group.live, group.shares(group.live)))
 
     def _whole(self, model: Model, features: Tensor | None) -> nn.Module:
-        """A copy of the model, from records to scores; a classifier that alone is trained stands in the features' axes.
+        """A copy of the model, from records to scores; the classifier's last layer stands in the features' axes.
 
         Without features the axes are made up, which is enough for the price.
         """
         extractor, classifier = copy.deepcopy(model.extractor).cpu(), copy.deepcopy(model.classifier).cpu()
-        if self.trains == "classifier":
-            last = classifier[-1] if isinstance(classifier, nn.Sequential) else classifier
-            if not isinstance(last, nn.Linear):
-                raise InvalidValue(
-                    f"the classifier ends in {type(last).__name__}, no linear layer; finetune with trains='all', or "
-                    "name the parameters to train"
-                )
-            before = classifier[:-1] if isinstance(classifier, nn.Sequential) else nn.Identity()
-            with torch.no_grad():
-                shown = torch.eye(last.in_features) if features is None else before.eval()(features)
-            if self.descent == "newton" and last.in_features > MOST_FEATURES:
-                raise InvalidValue(
-                    f"the classifier takes {last.in_features} features; Newton's steps keep a matrix of their square "
-                    f"and take at most {MOST_FEATURES}: use descent='adam'"
-                )
-            if self.descent == "newton" and features is not None:
-                last = less_sure(last, shown)
-            head = viewed_head(last, shown, power=_POWERS[self.descent])
-            classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
+        last = classifier[-1] if isinstance(classifier, nn.Sequential) else classifier
+        if not isinstance(last, nn.Linear):
+            raise InvalidValue(
+                f"the classifier ends in {type(last).__name__}, no linear layer, which is what finetune trains"
+            )
+        before = classifier[:-1] if isinstance(classifier, nn.Sequential) else nn.Identity()
+        with torch.no_grad():
+            shown = torch.eye(last.in_features) if features is None else before.eval()(features)
+        if self.descent == "newton" and last.in_features > MOST_FEATURES:
+            raise InvalidValue(
+                f"the classifier takes {last.in_features} features; Newton's steps keep a matrix of their square "
+                f"and take at most {MOST_FEATURES}: use descent='adam'"
+            )
+        if self.descent == "newton" and features is not None:
+            last = less_sure(last, shown)
+        head = viewed_head(last, shown, power=_POWERS[self.descent])
+        classifier = nn.Sequential(*before, head) if isinstance(before, nn.Sequential) else head
         return nn.Sequential(OrderedDict(extractor=extractor, classifier=classifier)).eval()
-
-    def _names(self, whole: nn.Module) -> tuple[str, ...]:
-        names = [name for name, _ in whole.named_parameters()]
-        if self.trains == "classifier":
-            return tuple(name for name in names if name.endswith(("head.weight", "head.bias")))
-        if self.trains == "all":
-            return tuple(names)
-        requested = tuple(word.strip() for word in self.trains.split(",") if word.strip())
-        unknown = [word for word in requested if not any(_begins(name, word) for name in names)]
-        if unknown:
-            raise InvalidValue(f"trains names {', '.join(unknown)}; the model's parameters are {', '.join(names)}")
-        return tuple(name for name in names if any(_begins(name, word) for word in requested))
 
     def _public_clip(self, ready: Declarable, training: Training) -> float:
         """A share of the median norm of public records' gradients, each with the label of another class.
@@ -258,8 +233,7 @@ class FinetuneRun(DescentRun[LossGradientReply]):
         gradient = drawn.reply.gradient.to_tensor() / self.plan.batch_size  # (p,)
         noise = self.declared.sum.sigma / self.plan.batch_size
         length = float(gradient.double().square().sum()) - gradient.numel() * noise**2
-        loss = gradient_term(self.parameters, gradient)
-        return AnsweredStep(drawn.number, loss, length, drawn.request_id)
+        return AnsweredStep(gradient_term(self.parameters, gradient), length)
 
 
 def _noise(sites: Sequence[Site], shares: Mapping[str, float]) -> float:
@@ -273,5 +247,6 @@ def _trained(group: Group) -> Model:
     return next(site.model for site in group.sites if site.model is not None)
 
 
-def _begins(name: str, word: str) -> bool:
-    return name == word or name.startswith(word + ".")
+def _trained_names(whole: nn.Module) -> tuple[str, ...]:
+    """Of the classifier's last layer in its axes."""
+    return tuple(name for name, _ in whole.named_parameters() if name.endswith(("head.weight", "head.bias")))

@@ -1,7 +1,7 @@
 """One release of pseudo-labelled class sums: a classifier for a target whose classes have moved in feature space.
 
 The team's own classifier is a part of the uploaded graph, and the hospital sums what it takes the records for, times
-the first components of their features (`pseudo_label_sums`). A sum is what one quantile coefficient in each of many
+the first components of their features (`pseudo_label_fit`). A sum is what one quantile coefficient in each of many
 directions holds, so the mechanism is the ready one, without labels. How far each class has moved is a posterior
 (`pseudo_label_fit`); the extractor stays, and the classifier goes most of the way to what it learns on source features
 that moved alike, if that helps in worlds like the target (`pseudo_label_head`). Otherwise the model is kept as it is.
@@ -23,16 +23,18 @@ from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import Reporter, reporting
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
-from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shifts, Source
-from dpswd.public_client.published_methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
-from dpswd.public_client.published_methods.pseudo_label_sums import (
+from dpswd.public_client.plans.recipe import RunTerms, not_counts
+from dpswd.public_client.published_methods.pseudo_label_fit import (
+    Observed,
     PseudoLabelSums,
+    Shifts,
+    Source,
     component_axes,
     components_of,
     made_axes,
     whole,
 )
+from dpswd.public_client.published_methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.method import Method
@@ -48,6 +50,7 @@ from dpswd.shared.core.wire import limits
 _log = logging.getLogger(__name__)
 
 UNCHANGED = "kept"
+_TARGET_NORM = 0.35  # mean norm that the public map gives the source's summands; records are clipped at 1/2
 _DIRECTIONS = 8  # for each released sum: more hardly tell more, for the same price
 _LEAST_RATIO = 200.0  # records over the noise's factor, below which shifts of classes drown
 _EPSILON_POWER = 1.2  # of the noise's fall, within 1.1 to 1.2 from epsilon 1 to 8: what is asked for then is enough
@@ -67,7 +70,6 @@ class PseudoLabels(Method):
         components: of the source's features, along which classes are looked for; fewer with many classes.
         least_classes: fewer are refused: with two, records that cross the boundary and a class that moved along it look
             alike in the sums, and on such data it lost as often as it gained (docs/studies.md).
-        target_norm: the public map gives the source's summands this mean norm; records are clipped at 1/2.
     """
 
     name = "pseudo-labels"
@@ -82,14 +84,9 @@ class PseudoLabels(Method):
 
     components: int = 16
     least_classes: int = 3
-    target_norm: float = 0.35
 
     def problems(self) -> list[str]:
-        return [
-            *super().problems(),
-            *not_counts(self, "components", "least_classes"),
-            *not_positive(self, "target_norm"),
-        ]
+        return [*super().problems(), *not_counts(self, "components", "least_classes")]
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`: the first quantile coefficient is the sum of the projections over the root of b."""
@@ -157,7 +154,7 @@ class PseudoLabels(Method):
                 group.store.write("axes", axes.state_dict())
         asked, sums = whole(training.model.extractor, training.model.classifier, axes)
         with torch.no_grad():
-            feature_map = map_from_source(sums(training.features.cpu()), target_norm=self.target_norm)
+            feature_map = map_from_source(sums(training.features.cpu()), target_norm=_TARGET_NORM)
         ready = Declarable.of(asked, group.record_shape())
         group.charge_each(
             lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store).open()
@@ -169,7 +166,7 @@ class PseudoLabels(Method):
         count = components_of(self.components, classes=classes, dimension=training.features.shape[1])
         size = {"feature_dimension": classes * (count + 1), "gradient_parameters": 0}
         ratio = max(_signal_to_noise(site.plan.for_model(**size)) for site in group.live)
-        return component_axes(training.features, count, least=1.0 / (ratio * self.target_norm))
+        return component_axes(training.features, count, least=1.0 / (ratio * _TARGET_NORM))
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's classifier is its own."""
@@ -185,25 +182,12 @@ class PseudoLabels(Method):
             observed = Observed.of(own, dimension=source.dimension, **facts)
             with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
                 delivered = training.ranks.share(partial(deliver, source, observed, seed=training.seed, bar=bar))
-                _install(site, delivered, training)
+                _install(site, *delivered, training)
                 bar.tell(status(group))
         write_histories(group)
 
 
-@dataclass(frozen=True)
-class Delivered:
-    """What a site is given.
-
-    Attributes:
-        classifier: in float64 on the processor; None where the model is kept.
-        reason: why, in words.
-    """
-
-    classifier: nn.Module | None
-    reason: str
-
-
-def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> Delivered:
+def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> tuple[nn.Module | None, str]:
     """The classifier, or none: nothing has moved, or following it would not help.
 
     Args:
@@ -211,31 +195,31 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
         observed: what was released of the target.
         seed: of the worlds.
         bar: told of each step.
+
+    Returns:
+        The classifier, in float64 on the processor, or None where the model is kept; and why, in words.
     """
     generator = torch.Generator().manual_seed(seed)
     shifts = moved_fit(source, observed, generator)
     bar.advance("fitted")
     summary = _in_words(shifts)
     if shifts.evidence < _LEAST_EVIDENCE:
-        return Delivered(None, f"the release is what the public source would give ({summary})")
+        return None, f"the release is what the public source would give ({summary})"
     if shifts.frequencies:
-        return Delivered(None, f"the classes' frequencies have changed ({summary}); replay follows them")
+        return None, f"the classes' frequencies have changed ({summary}); replay follows them"
     if shifts.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
-        return Delivered(None, f"the release does not fit classes that have moved ({summary})")
+        return None, f"the release does not fit classes that have moved ({summary})"
     gain = expected_gain(source, observed, shifts, generator, advance=lambda: bar.advance("trying"))
     tried = f"in worlds drawn from the fit {gain} ({summary})"
     least = min(_LEAST_GAIN, _LEAST_SHARE * (100.0 - gain.best))
     if gain.mean < max(least, _SURE * gain.error):
-        return Delivered(None, f"{tried}, which is no clear gain")
+        return None, f"{tried}, which is no clear gain"
     if shifts.rival is not None:
         gain = expected_gain(source, observed, shifts.rival, generator, advance=lambda: None)
         if gain.mean < -_SURE * gain.error:
-            return Delivered(
-                None,
-                f"{tried}; but other frequencies of the classes, with other moves, explain the release about as well, "
-                f"and there {gain}",
-            )
-    return Delivered(learned(source, shifts, generator), tried)
+            tried += "; but other frequencies of the classes, with other moves, explain the release about as well, and"
+            return None, f"{tried} there {gain}"
+    return learned(source, shifts, generator), tried
 
 
 def _in_words(shifts: Shifts) -> str:
@@ -268,14 +252,14 @@ def _too_little(plan: Plan) -> str:
     )
 
 
-def _install(site: Site, delivered: Delivered, training: Training) -> None:
-    classifier = training.model.classifier
-    if delivered.classifier is not None:
-        like = next(classifier.parameters())
-        classifier = delivered.classifier.to(device=like.device, dtype=like.dtype)
+def _install(site: Site, classifier: nn.Module | None, reason: str, training: Training) -> None:
+    own = training.model.classifier
+    if classifier is None:
+        site.outcome, classifier = UNCHANGED, own
     else:
-        site.outcome = UNCHANGED
-    training.deliver(site, Model(training.model.extractor, classifier), delivered.reason)
+        like = next(own.parameters())
+        classifier = classifier.to(device=like.device, dtype=like.dtype)
+    training.deliver(site, Model(training.model.extractor, classifier), reason)
 
 
 class SumsRun(Release[SlicedReply]):

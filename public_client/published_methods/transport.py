@@ -8,13 +8,11 @@ penalty, or over random parts of both samples where they are large. All of it is
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 from torch import Tensor, nn
 
@@ -24,13 +22,12 @@ from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.plans.recipe import Recipe, RunTerms, not_counts, not_one_of, not_positive, refuse
+from dpswd.public_client.published_methods.dpda import Values, require_solver
 from dpswd.public_client.training.run import Release
-from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
 
-FloatArray = npt.NDArray[np.float64]
 Solver = Literal["exact", "entropic"]
 
 
@@ -102,8 +99,7 @@ def transported(
         InvalidValue: the curator does not offer rows, or all its records are more than one release may hold.
         SettingsError: the library that solves is not installed; nothing was spent.
     """
-    if importlib.util.find_spec("ot") is None:
-        raise SettingsError("plans are solved by POT, which is not installed: pip install 'dpswd[transport]'")
+    require_solver()
     method = Transport() if method is None else method
     plan = make_plan(curator.describe(), method, epsilon=epsilon)
     raw = features_of(extractor, records)
@@ -122,7 +118,7 @@ def transported(
     return Transported(*solved, epsilon=run.run.quote.epsilon, sigma=sigma)
 
 
-def estimated_costs(points: FloatArray, rows: FloatArray, *, dimension: int, sigma: float) -> FloatArray:
+def estimated_costs(points: Values, rows: Values, *, dimension: int, sigma: float) -> Values:
     """Unbiased estimates of squared distances, from projections along k directions of uniform law (LeTien, eq. 5).
 
     E |(x - y) U|^2 = k/d |x - y|^2, and noise adds k sigma^2.
@@ -138,12 +134,12 @@ def estimated_costs(points: FloatArray, rows: FloatArray, *, dimension: int, sig
     """
     k = rows.shape[1]
     squared = (points**2).sum(axis=1)[:, None] + (rows**2).sum(axis=1) - 2.0 * points @ rows.T
-    costs: FloatArray = (squared - k * sigma**2) * (dimension / k)
+    costs: Values = (squared - k * sigma**2) * (dimension / k)
     return costs
 
 
 def solve(
-    points: FloatArray, rows: FloatArray, *, dimension: int, sigma: float, method: Transport, seed: int = 0
+    points: Values, rows: Values, *, dimension: int, sigma: float, method: Transport, seed: int = 0
 ) -> tuple[float, sparse.csr_matrix]:
     """The distance and the plan; see `estimated_costs` for the arguments.
 
@@ -178,7 +174,7 @@ def solve(
     return distance, sparse.csr_matrix((np.concatenate(mass), where), shape=(m, n))  # equal places are added up
 
 
-def _matched(costs: FloatArray, method: Transport) -> FloatArray:
+def _matched(costs: Values, method: Transport) -> Values:
     """A plan of mass 1 between uniform weights."""
     import ot  # takes a second to load
 

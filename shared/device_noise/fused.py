@@ -1,7 +1,7 @@
 """ChaCha20 and the table look-up as one Triton kernel: no word of the keystream leaves the registers.
 
 Import it only where Triton is. Each lane computes one block of both streams, eight values. The bits are those of
-`dpswd.shared.device_noise.noise`'s tensor operations.
+`dpswd.shared.core.noise`'s keystream and table.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def draw(key: Tensor, thresholds: Tensor, tie_breaks: Tensor, aliases: Tensor, o
     """Fills `out` with values made from the key's words `first` on.
 
     Args:
-        key: (8,) int32 from `device_keystream.key_words`.
-        thresholds: of `device_noise.DeviceTable`, as the next two.
-        tie_breaks: on the key's device.
-        aliases: on the key's device.
+        key: (8,) int32, the bits of unsigned words.
+        thresholds: (65536,) int64 on the key's device, the upper 48 bits of each column's threshold.
+        tie_breaks: (65536,) int64, the lower 64 bits with the sign bit turned.
+        aliases: (65536,) int32.
         out: (count,) int64 on the key's device, contiguous.
         first: place of the first word.
     """

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
-
 from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.cluster import node, task
 from dpswd.shared.mechanisms import every_mechanism
@@ -57,18 +55,15 @@ def lying(kind: str, lawful):
             return Code(f"PORT, PATH = {port}, {path!r}\n{CODE}")
         said = lawful(self, task_bytes, graph, weights)
         assert said[:1] == task.SUM
-        run, *_ = task.from_bytes(task_bytes, every_mechanism())
-        at, sums = 20, run.accumulator(node.torch.device("cpu")).sums
-        raw = bytearray(said[1:])
-        for place, each in enumerate(sums):
-            values = np.frombuffer(raw, dtype="<i8", count=each.size, offset=at + 8).copy()
+        run, shard, _ = task.from_bytes(task_bytes, every_mechanism())
+        like = run.accumulator(node.torch.device("cpu")).sums
+        part = task.sum_from_bytes(said[1:], shard=shard, like=like)
+        for place, values in enumerate(part.sums):
             if kind == "small":
-                values[:1] += place == 1  # of a class's features
+                values.ravel()[:1] += place == 1  # of a class's features
             else:
                 values += {"many": 100_000, "wrap": 2**62}[kind]
-            raw[at + 8 : at + 8 + values.nbytes] = values.tobytes()
-            at += 8 + values.nbytes
-        return task.SUM + bytes(raw)
+        return task.SUM + task.sum_to_bytes(part)
 
     return answer
 

@@ -17,9 +17,8 @@ import pytest
 import torch
 from cluster_records import ClusterRecords
 
-from dpswd.private_curator.cluster.choice import cluster_of
 from dpswd.private_curator.cluster.connection import NodeRefused
-from dpswd.private_curator.cluster.shards import ClusterShards
+from dpswd.private_curator.cluster.shards import ClusterShards, cluster_of
 from dpswd.private_curator.cluster.task import Meant
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.storage.certificates import make_cluster_members

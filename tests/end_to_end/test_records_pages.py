@@ -13,9 +13,9 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from onnx import ModelProto, TensorProto
 
 from dpswd.private_curator.cli.main import main as curator
-from dpswd.private_curator.onnx.format import FLOAT32, message_classes
 from dpswd.private_curator.operator import preflight
 from dpswd.public_client.cli.main import main as client
 
@@ -61,13 +61,13 @@ def backbone(folder: Path) -> str:
     """Scans with labels, and an ONNX model of them; its digest."""
     np.save(folder / "scans.npy", np.arange(60, dtype=np.uint8).reshape(10, 6))
     np.save(folder / "scans.labels.npy", np.arange(10) % 2)
-    model = message_classes()["Model"](ir_version=8, opset_import=[{"domain": "", "version": 13}])
+    model = ModelProto(ir_version=8, opset_import=[{"domain": "", "version": 13}])
     model.graph.name = "backbone"
     raw = np.eye(6, dtype=np.float32)
-    model.graph.initializer.add(name="W", dims=raw.shape, data_type=FLOAT32, raw_data=raw.tobytes())
+    model.graph.initializer.add(name="W", dims=raw.shape, data_type=TensorProto.FLOAT, raw_data=raw.tobytes())
     for values, name in ((model.graph.input, "x"), (model.graph.output, "f")):
         sizes = [{"dim_param": "n"}, {"dim_value": 6}]
-        values.add(name=name, type={"tensor_type": {"elem_type": FLOAT32, "shape": {"dim": sizes}}})
+        values.add(name=name, type={"tensor_type": {"elem_type": TensorProto.FLOAT, "shape": {"dim": sizes}}})
     model.graph.node.add(op_type="MatMul", input=["x", "W"], output=["f"])
     (folder / "backbone.onnx").write_bytes(model.SerializeToString())
     return hashlib.sha256(model.SerializeToString()).hexdigest()

@@ -8,12 +8,12 @@ import torch
 from scipy.stats import norm
 
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.public_client.published_methods.sliced_distances import distance
+from dpswd.public_client.published_methods.losses import distance
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, release_coefficients
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.published_mechanisms.clipped_sum import release_gradient
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
-from dpswd.shared.published_mechanisms.sanitized import release_gradient
 
 pytestmark = pytest.mark.statistical
 

@@ -38,7 +38,7 @@ ANNEXES = {
     "public_client/federated": "nvflare",
     "private_curator/observability/tracing.py": "tracing",
     "public_client/published_methods/transport.py": "transport",
-    "public_client/published_methods/labelled_transport.py": "transport",
+    "public_client/published_methods/dpda.py": "transport",
 }
 """Files that need a further extra, which they import when it is asked for."""
 OF_A_DEVICE = {"shared/device_noise/fused.py": "triton"}

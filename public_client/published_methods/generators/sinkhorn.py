@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
@@ -28,8 +27,9 @@ from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
-from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points
-from dpswd.shared.published_mechanisms.sinkhorn.transport import sinkhorn
+from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, sinkhorn
+
+_L1_WEIGHT, _BLUR = 1.0, 0.05  # m, and the weight of the entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,6 @@ class DpSinkhorn(Network):
         points: n, generated records of a step that have a gradient.
         fresh: n', further ones, with which they are compared among themselves.
         label_weight: of the one-hot labels beside the features.
-        l1_weight: m.
-        blur: weight of the entropy.
         iterations: of each coupling.
         clip_norm: C, of the whole gradient.
         clip_points: see `SinkhornDeclaration`.
@@ -53,8 +51,6 @@ class DpSinkhorn(Network):
     points: int = 50
     fresh: int = 10
     label_weight: float = 15.0
-    l1_weight: float = 1.0
-    blur: float = 0.05
     iterations: int = 100
     clip_norm: float = 0.5
     clip_points: bool = False
@@ -63,12 +59,10 @@ class DpSinkhorn(Network):
         problems = [
             *super().problems(),
             *not_counts(self, "points", "iterations"),
-            *not_positive(self, "label_weight", "blur", "clip_norm"),
+            *not_positive(self, "label_weight", "clip_norm"),
         ]
         if not 0 <= self.fresh <= self.points:
             problems.append(f"fresh is {self.fresh!r}; allowed are 0 to the {self.points} points")
-        if not self.l1_weight >= 0.0:
-            problems.append(f"l1_weight is {self.l1_weight!r}; it must be 0 or more")
         return problems
 
     def usual_size(self, description: Description) -> RunSize:
@@ -81,8 +75,8 @@ class DpSinkhorn(Network):
             points=self.points,
             fresh=self.fresh,
             label_weight=self.label_weight,
-            l1_weight=self.l1_weight,
-            blur=self.blur,
+            l1_weight=_L1_WEIGHT,
+            blur=_BLUR,
             iterations=self.iterations,
             clip_norm=self.clip_norm,
             sigma=2.0 * self.clip_norm * run.noise,
@@ -93,24 +87,18 @@ class DpSinkhorn(Network):
         """See `GenerationMethod`: the values themselves, from -1 to 1."""
         return Centred(self.low, self.high).eval()
 
-    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
+    def step(
+        self, run: Release[Any], features: nn.Module, fitting: Fitting, trained: nn.Module, own: torch.Generator
+    ) -> DrawnStep[Any]:
         classes = run.plan.classes
-        features = features.to(fitting.device)
-
-        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep[Any]:
-            labels = torch.randint(classes, (self.points,), generator=own)
-            labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
-            made = self.drawn(trained, labels, classes, own, fitting.ranks)
-            points = self.features_on(features, made, run)
-            drawn = run.draw(SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist())))
-            released = drawn.reply.gradient.to_tensor(device=fitting.device)
-            among = self._among(points.detach(), labels, classes)
-            points.backward(torch.cat([released, among]))  # type: ignore[no-untyped-call]
-            return drawn
-
-        trained = self.made(run, fitting)
-        self.descended(run, trained, step, fitting)
-        return self.finished(trained, run, (1.0 / classes,) * classes)
+        labels = torch.randint(classes, (self.points,), generator=own)
+        labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
+        points = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
+        drawn = run.draw(SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist())))
+        released = drawn.reply.gradient.to_tensor(device=fitting.device)
+        among = self._among(points.detach(), labels, classes)
+        points.backward(torch.cat([released, among]))  # type: ignore[no-untyped-call]
+        return drawn
 
     def _among(self, points: Tensor, labels: Tensor, classes: int) -> Tensor:
         """The loss's gradient in the last n' points, (n', d): public, and clipped as in the paper's code."""
@@ -122,8 +110,8 @@ class DpSinkhorn(Network):
         loss = -sinkhorn(
             every[: self.points],
             every[self.fresh :],
-            l1=self.l1_weight,
-            blur=self.blur,
+            l1=_L1_WEIGHT,
+            blur=_BLUR,
             iterations=self.iterations,
         )
         (gradient,) = torch.autograd.grad(loss, last)

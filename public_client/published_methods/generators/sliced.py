@@ -20,7 +20,6 @@ from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.generation.gaussian import Scaled
-from dpswd.public_client.generation.generator import Generator
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
@@ -33,6 +32,10 @@ from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.rows.mechanism import LABELLED_ROWS
 
+_TYPICAL = 0.4
+"""Root mean square of a typical record's values in units of high - low; it is brought to the clip norm less the label's
+share, and larger records are clipped."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DpSwd(Network):
@@ -43,8 +46,6 @@ class DpSwd(Network):
         directions: k.
         coefficients: L of each direction; without meaning for rows.
         label_weight: of the one-hot label, beside values of norm 1/2 at most.
-        typical: root mean square of a typical record's values in units of high - low; it is brought to the clip norm
-            less the label's share, and larger records are clipped.
     """
 
     name = "dp-swd"
@@ -53,14 +54,13 @@ class DpSwd(Network):
     directions: int = 1000
     coefficients: int = 8
     label_weight: float = 0.25
-    typical: float = 0.4
 
     def problems(self) -> list[str]:
         problems = [
             *super().problems(),
             *not_one_of(self, "release", ("rows", "quantiles")),
             *not_counts(self, "directions", "coefficients"),
-            *not_positive(self, "label_weight", "typical"),
+            *not_positive(self, "label_weight"),
         ]
         if self.label_weight >= RECORD_NORM:
             problems.append(f"label_weight is {self.label_weight!r}; it must be below the clip norm of {RECORD_NORM:g}")
@@ -88,25 +88,20 @@ class DpSwd(Network):
         """See `GenerationMethod`: the values themselves, on the scale of the clip."""
         values = math.prod(description.record_shape)
         room = math.sqrt(RECORD_NORM**2 - self.label_weight**2)
-        return Scaled(self.low, self.high, self.typical * math.sqrt(values), norm=room).eval()
+        return Scaled(self.low, self.high, _TYPICAL * math.sqrt(values), norm=room).eval()
 
-    def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
+    def step(
+        self, run: Release[Any], features: nn.Module, fitting: Fitting, trained: nn.Module, own: torch.Generator
+    ) -> DrawnStep[Any]:
         declared: SlicedDeclaration = run.declared
-        classes, weight, batch = run.plan.classes, declared.label_weight, run.plan.batch_size
-        features = features.to(fitting.device)
-        clip = FeatureMap.identity(run.plan.facts.model.feature_dimension + classes).to(fitting.device)
-
-        def step(trained: nn.Module, own: torch.Generator) -> DrawnStep[Any]:
-            labels = torch.randint(classes, (batch,), generator=own).to(fitting.device)
-            made = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
-            drawn = run.draw()
-            source = labelled(made, labels, classes=classes, weight=weight)
-            sliced_loss(source, drawn.reply, declared, feature_map=clip, batch=batch).backward()  # type: ignore[no-untyped-call]
-            return drawn
-
-        trained = self.made(run, fitting)
-        self.descended(run, trained, step, fitting)
-        return self.finished(trained, run, (1.0 / classes,) * classes)
+        classes, batch = run.plan.classes, run.plan.batch_size
+        clip = FeatureMap.identity(run.plan.facts.model.feature_dimension + classes)
+        labels = torch.randint(classes, (batch,), generator=own).to(fitting.device)
+        made = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
+        drawn = run.draw()
+        source = labelled(made, labels, classes=classes, weight=declared.label_weight)
+        sliced_loss(source, drawn.reply, declared, feature_map=clip, batch=batch).backward()  # type: ignore[no-untyped-call]
+        return drawn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 OpenSSL's ChaCha20 gives 64 bits in about 1.5 ns, a seventh of what a ChaCha bit generator under numpy costs,
 and the words are the same on every machine, which lets both parties repeat public draws to the bit.
-`dpswd.shared.device_noise.keystream` computes the same words on a CUDA device.
+`dpswd.shared.device_noise.fused` computes the same words on a CUDA device.
 """
 
 from __future__ import annotations

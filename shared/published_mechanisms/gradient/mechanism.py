@@ -17,6 +17,7 @@ from torch import Tensor
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, RunSize, Step
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
 from dpswd.shared.core.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration, SlicedReply, map_violations
+from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors, neutralise
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import Part
 from dpswd.shared.core.wire import limits as protocol
@@ -24,7 +25,6 @@ from dpswd.shared.core.wire.checks import Violation, between
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum, SummedGradient
-from dpswd.shared.published_mechanisms.gradient.pulling_back import pulled_back
 from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
 from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
 from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
@@ -163,3 +163,29 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
 
 
 GRADIENT = Gradient()
+
+
+def pulled_back(feature_map: FeatureMap, features: Tensor, cotangents: Tensor) -> Tensor:
+    """Carry cotangents of the clipped features back to the raw ones: the transposed Jacobian of `clipped`.
+
+    A clipped row moves on a sphere, so the part of its cotangent along the row drops out; entries that
+    were not finite are constants and get zero.
+
+    Args:
+        feature_map: of the step.
+        features: (b, d) raw features.
+        cotangents: (b, d) with respect to `clipped(features)`.
+
+    Returns:
+        (b, d), each row a function of its own record and cotangent alone.
+    """
+    mapped = feature_map.apply(features)
+    finite = neutralise(mapped).to(torch.float64)
+    factors = clip_factors(finite, RECORD_NORM)  # (b, 1)
+    pulled = cotangents.to(torch.float64) * factors
+    squared = (finite * finite).sum(dim=1, keepdim=True)
+    radial = (finite * pulled).sum(dim=1, keepdim=True) / torch.where(squared > 0.0, squared, 1.0)
+    pulled = torch.where(factors < 1.0, pulled - radial * finite, pulled)
+    # A product, for `where` takes longer for some patterns than for others; what is multiplied is finite.
+    pulled = pulled * torch.isfinite(mapped) * feature_map.scale
+    return neutralise(pulled).to(features.dtype)

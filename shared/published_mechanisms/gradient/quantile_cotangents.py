@@ -8,7 +8,7 @@ function of that record alone and per-record clipping bounds its gradient.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ class QuantileCotangent:
         own = source_coefficients(projections, batch=batch, coefficients=released.shape[0])
         gaps = (released.detach().to(source) - own) / math.sqrt(batch)
         plain = cls(U=U, gaps=gaps, distribution=SourceDistribution.from_projections(projections), scale=1.0)
-        return cls(U=U, gaps=gaps, distribution=plain.distribution, scale=mean_norm(plain.batch(source)))
+        return replace(plain, scale=mean_norm(plain.batch(source)))
 
     def batch(self, features: Tensor) -> Tensor:
         """Cotangents of many records at once; each row is a function of its own row alone.

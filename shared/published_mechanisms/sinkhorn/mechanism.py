@@ -25,7 +25,7 @@ from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import Violation, between, positive, positive_or_zero
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
+from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, semi_debiased
 
 MAX_ITERATIONS = 2000
 """Of one coupling; after 200 the marginals are met to 5e-13 for 50 digits at the paper's blur."""

@@ -8,12 +8,20 @@ C the ground cost. A curator computes this of private points, so what stands her
 
 At the optimum P_ij = exp((f_i + g_j - C_ij) / blur) / (n m), W = mean f + mean g, and the gradient of W in
 the points is that of sum_ij P_ij C_ij at fixed P (the envelope theorem; Feydy and others 2019, section 3).
+
+The semi-debiased loss of DP-Sinkhorn (Cao and others, NeurIPS 2021, section 4.2) is made of it. The generator draws
+n + n' points, n' = p n for a mixture fraction p. The first n, X, are compared with the data Y; what they are compared
+with among themselves, X', are the last n of all:
+
+    L = 2 W(X, Y) - W(X, X').
+
+At p = 0, X' = X, and the loss is the Sinkhorn divergence of the batches, less W(Y, Y), which the generator cannot move:
+it varies little, and is biased. At p = 1, X' is drawn anew, without bias and with more variance.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,25 +31,6 @@ from dpswd.shared.core.errors import InvalidValue
 
 _LOG2_E = math.log2(math.e)
 _SMALLEST = 80.0  # -log2 of the smallest share; of thousands of them nothing is seen in float64
-_CHECKED_EVERY = 10
-"""Iterations between two looks at the marginals, where a tolerance is given."""
-
-
-@dataclass(frozen=True, eq=False)
-class Coupling:
-    """An entropic coupling of n and m points.
-
-    Attributes:
-        plan: (n, m), the rows sum to 1/n but for rounding, the columns to 1/m but for `error`.
-        value: W; scalar.
-        error: sum over the columns of |column sum - 1/m|, from 0 to 2.
-        iterations: that were made.
-    """
-
-    plan: Tensor
-    value: Tensor
-    error: float
-    iterations: int
 
 
 def ground_cost(x: Tensor, y: Tensor, *, l1: float = 0.0) -> Tensor:
@@ -60,51 +49,51 @@ def ground_cost(x: Tensor, y: Tensor, *, l1: float = 0.0) -> Tensor:
     return cost + l1 * torch.cdist(x, y, p=1.0) if l1 else cost
 
 
-def coupling(cost: Tensor, *, blur: float, iterations: int, tolerance: float = 0.0) -> Coupling:
+def coupling(cost: Tensor, *, blur: float, iterations: int) -> tuple[Tensor, Tensor]:
     """Sinkhorn's iterations on a cost matrix; the blur falls from the largest cost to its own value in the first half.
 
-    Without a tolerance their number is fixed, and so is the time that they take, whatever the costs.
+    Their number is fixed, and so is the time that they take, whatever the costs.
 
     Args:
         cost: (n, m), finite.
         blur: weight of the entropy, in the cost's units.
-        iterations: at most; each updates f and g once.
-        tolerance: on the marginals (`Coupling.error`); 0 makes all iterations.
+        iterations: each updates f and g once.
+
+    Returns:
+        The plan P (n, m), whose rows sum to 1/n but for rounding, its columns to 1/m the better the more iterations;
+        and W, a scalar.
 
     Raises:
-        InvalidValue: blur, iterations or tolerance are out of range, or a cost is not finite.
+        InvalidValue: blur or iterations are out of range, or a cost is not finite.
     """
-    if not (0.0 < blur < math.inf and iterations >= 1 and 0.0 <= tolerance < math.inf):
-        text = f"blur {blur}, {iterations} iterations and tolerance {tolerance}"
-        raise InvalidValue(f"{text}: needed are a positive blur, an iteration at least, and a tolerance of 0 or more")
+    if not (0.0 < blur < math.inf and iterations >= 1):
+        raise InvalidValue(
+            f"blur {blur} and {iterations} iterations: needed are a positive blur, an iteration at least"
+        )
     fixed = cost.detach()
     n, m = fixed.shape
     spread = float(fixed.abs().max())
     if not math.isfinite(spread):
         raise InvalidValue("a ground cost is not finite; bring the points into a range whose squares are")
-    g, cooling, made = fixed.new_zeros(m), max(1, iterations // 2), 0
-    start, error = max(spread, blur), math.inf
-    while made < iterations and error > tolerance:
-        width = blur * (start / blur) ** max(0.0, 1.0 - made / cooling)
+    g, cooling, start = fixed.new_zeros(m), max(1, iterations // 2), max(spread, blur)
+    for done in range(iterations):
+        width = blur * (start / blur) ** max(0.0, 1.0 - done / cooling)
         f = _smallest(fixed - g, width, dim=1)
         g = _smallest(fixed - f[:, None], width, dim=0)
-        made += 1
-        if tolerance and made > cooling and made % _CHECKED_EVERY == 0:
-            error = float((_rows(fixed - g, blur).mean(dim=0) - 1.0 / m).abs().sum())
-    f, plan = _smallest(fixed - g, blur, dim=1), _rows(fixed - g, blur) / n
-    return Coupling(plan, f.mean() + g.mean(), float((plan.sum(dim=0) - 1.0 / m).abs().sum()), made)
+    f = _smallest(fixed - g, blur, dim=1)
+    return _rows(fixed - g, blur) / n, f.mean() + g.mean()
 
 
-def sinkhorn(x: Tensor, y: Tensor, *, l1: float = 0.0, blur: float, iterations: int, tolerance: float = 0.0) -> Tensor:
+def sinkhorn(x: Tensor, y: Tensor, *, l1: float = 0.0, blur: float, iterations: int) -> Tensor:
     """W(x, y) of the ground cost; see `ground_cost` and `coupling`.
 
     Returns:
         Scalar; its gradient in x and y is that at the coupling.
     """
     cost = ground_cost(x, y, l1=l1)
-    transport = coupling(cost, blur=blur, iterations=iterations, tolerance=tolerance)
-    moved: Tensor = (transport.plan * (cost - cost.detach())).sum()
-    return transport.value + moved
+    plan, value = coupling(cost, blur=blur, iterations=iterations)
+    moved: Tensor = (plan * (cost - cost.detach())).sum()
+    return value + moved
 
 
 def _smallest(values: Tensor, blur: float, *, dim: int) -> Tensor:
@@ -125,3 +114,30 @@ def _rows(values: Tensor, blur: float) -> Tensor:
 def _exp2(x: Tensor) -> Tensor:
     """2^x, where what is below 2^-80 counts as that."""
     return torch.exp2(functional.hardtanh(x, -_SMALLEST, _SMALLEST))
+
+
+def labelled_points(points: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:
+    """Points (m, d) with their labels (m,) appended, one-hot times a weight: (m, d + classes)."""
+    kinds = functional.one_hot(labels, classes).to(points)
+    return torch.cat([points, weight * kinds], dim=1)
+
+
+def semi_debiased(generated: Tensor, data: Tensor, *, fresh: int, l1: float, blur: float, iterations: int) -> Tensor:
+    """L of generated and real points.
+
+    Args:
+        generated: (n + n', d); may require gradients.
+        data: (b, d).
+        fresh: n', from 0 to n.
+        l1: see `ground_cost`.
+        blur: see `coupling`.
+        iterations: of each of the two couplings.
+
+    Returns:
+        Scalar; differentiable in `generated`.
+    """
+    count = len(generated) - fresh
+    options = {"l1": l1, "blur": blur}
+    towards = sinkhorn(generated[:count], data, iterations=iterations, **options)
+    among = sinkhorn(generated[:count], generated[fresh:], iterations=iterations, **options)
+    return 2.0 * towards - among

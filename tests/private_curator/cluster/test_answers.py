@@ -14,8 +14,7 @@ import pytest
 from dpswd.private_curator.cluster import task
 from dpswd.private_curator.cluster.connection import Expected, NodeRefused, sum_of
 from dpswd.private_curator.cluster.courier import Courier
-from dpswd.private_curator.cluster.sums import sum_to_bytes
-from dpswd.private_curator.cluster.task import Meant
+from dpswd.private_curator.cluster.task import Meant, sum_to_bytes
 from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.sandbox.arena import blob
 from dpswd.private_curator.sandbox.channel import receive, send
@@ -125,8 +124,8 @@ def test_a_shard_that_nobody_waits_for_is_begun_by_no_node(tmp_path):
         assert message["node"] == node
         asked({"op": "sum", "id": 2, "extractor": "key", "beside": node}, b"no task of ours")
         assert receive(ours)[0] == {"id": 2, "alone": True}
-        asked({"op": "nodes"})
-        assert receive(ours)[0] == {"nodes": 1}  # and nothing of the dropped one
+        asked({"op": "nodes", "id": 3})
+        assert receive(ours)[0] == {"id": 3, "nodes": 1}  # and nothing of the dropped one
         assert blocking.result() is True
         ours.shutdown(socket.SHUT_RDWR)
         carrying.join(30.0)

@@ -9,9 +9,10 @@ import os
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from onnx import ModelProto, TensorProto
 
 from dpswd.private_curator.cli.main import main
-from dpswd.private_curator.onnx.format import FLOAT32, INT64, message_classes, read_model
+from dpswd.private_curator.onnx.format import read_model
 from dpswd.private_curator.records.embedding import EmbeddedRecords, check_approved
 from dpswd.private_curator.records.opening import open_source
 from dpswd.private_curator.sandbox.arena import Arena, blob, lay_out
@@ -24,17 +25,17 @@ PIXELS = np.random.default_rng(4).integers(0, 256, size=(9, 12)).astype(np.uint8
 LABELS = np.array([2, 0, 1, 1, 0, 2, 2, 0, 1])
 
 
-def value(name, *sizes, kind=FLOAT32):
+def value(name, *sizes, kind=TensorProto.FLOAT):
     dims = [{"dim_value": size} if isinstance(size, int) else {"dim_param": size} for size in sizes]
     return {"name": name, "type": {"tensor_type": {"elem_type": kind, "shape": {"dim": dims}}}}
 
 
 def made(*nodes, taken=None, given=None, weights=WEIGHTS):
     """An ONNX model of these nodes, from "x" by "W" to "f"."""
-    model = message_classes()["Model"](ir_version=8, opset_import=[{"domain": "", "version": 13}])
+    model = ModelProto(ir_version=8, opset_import=[{"domain": "", "version": 13}])
     model.graph.name = "made"
     raw = np.ascontiguousarray(weights)
-    kind = FLOAT32 if raw.dtype == np.float32 else INT64
+    kind = TensorProto.FLOAT if raw.dtype == np.float32 else TensorProto.INT64
     model.graph.initializer.add(name="W", dims=raw.shape, data_type=kind, raw_data=raw.tobytes())
     model.graph.input.add(**(taken or value("x", "n", 3, 4)))
     for one in given or [value("f", "n", 5)]:
@@ -47,7 +48,7 @@ def made(*nodes, taken=None, given=None, weights=WEIGHTS):
 FLAT = ("Flatten", ["x"], ["y"])
 LINEAR = (FLAT, ("MatMul", ["y", "W"], ["f"]))
 NO_SIDES = {"name": "keepdims", "type": 2, "i": 0}
-EXTERNAL = {"name": "V", "dims": [1], "data_type": FLOAT32, "data_location": 1, "external_data": [{"key": "location"}]}
+EXTERNAL = {"name": "V", "dims": [1], "data_type": 1, "data_location": 1, "external_data": [{"key": "location"}]}
 
 
 class Here:
@@ -184,7 +185,7 @@ def test_values_are_those_that_an_extractor_would_see_and_pixels_of_floats_too(t
 
 def test_words_as_whole_numbers_in_float32_are_looked_up(tmp_path):
     words = np.array([[0, 3], [11, 2], [5, 5]], dtype=np.float32)
-    taken = value("x", "n", 2, kind=INT64)
+    taken = value("x", "n", 2, kind=TensorProto.INT64)
     model = made(("Gather", ["W", "x"], ["g"]), ("ReduceMean", ["g"], ["f"], axes(1)), taken=taken)
     own = embedded(tmp_path, model, words)
     batch = next(own.batches())
@@ -217,7 +218,7 @@ def test_a_feature_that_depends_on_other_records_is_refused(tmp_path, nodes, wor
 def test_a_batch_that_cannot_be_evaluated_is_not_called_a_failure_on_a_record(tmp_path):
     model = made(("Reshape", ["x", "S"], ["y"]), ("MatMul", ["y", "W"], ["f"]), given=[value("f", 1, 5)])
     shape = np.array([1, 12], dtype=np.int64)  # a constant batch of one: a usual slip of an export
-    model.graph.initializer.add(name="S", dims=[2], data_type=INT64, raw_data=shape.tobytes())
+    model.graph.initializer.add(name="S", dims=[2], data_type=TensorProto.INT64, raw_data=shape.tobytes())
     records = embedded(tmp_path, model, record_shape=(3, 4), scale_from=(0.0, 255.0), scale_to=(0.0, 1.0))
     with pytest.raises(InvalidValue, match="batch of one"):
         list(records.batches())

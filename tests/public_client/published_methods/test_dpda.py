@@ -14,8 +14,13 @@ from torch import nn
 from dpswd import DomainAdaptation, Dpda, Federation, Hospital, MockCurator, Replay, mock_description
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.methods.statistics_head import Classes
-from dpswd.public_client.published_methods.dpda import drawn_points, principal_components, target_network
-from dpswd.public_client.published_methods.labelled_transport import Matching, Points, moved
+from dpswd.public_client.published_methods.dpda import (
+    Points,
+    drawn_points,
+    moved,
+    principal_components,
+    target_network,
+)
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
 from dpswd.shared.core.wire.limits import UNLABELLED
@@ -153,7 +158,7 @@ def test_without_a_group_penalty_it_is_the_entropic_plan(ot):
     source, targets = points(15, 0), points(12, 1).places
     costs = ot.dist(source.places, targets)
     plan = ot.sinkhorn(source.masses, np.full(24, 1 / 24), costs / np.median(costs), 0.5, stopThr=1e-9)
-    reached, shares = moved(source, targets, np.full(24, UNLABELLED), Matching(0.5, 0.0, 100), 0)
+    reached, shares = moved(source, targets, np.full(24, UNLABELLED), Dpda(penalty=0.5, group_penalty=0.0, part=100), 0)
     np.testing.assert_allclose(reached.places, plan @ targets / source.masses[:, None], atol=1e-4)
     np.testing.assert_allclose(reached.masses, source.masses, rtol=1e-4)
     np.testing.assert_allclose(shares[:, 0], 24 * plan[:15].sum(axis=0), atol=1e-4)
@@ -168,9 +173,9 @@ def test_the_group_penalty_lets_fewer_classes_share_a_target_as_the_reference_do
         numItermax=5, numInnerItermax=100, stopInnerThr=1e-6,
     )  # fmt: skip
     nobody = np.full(24, UNLABELLED)
-    _, shares = moved(source, targets, nobody, Matching(0.5, 0.8, 100), 0)
+    _, shares = moved(source, targets, nobody, Dpda(penalty=0.5, group_penalty=0.8, part=100), 0)
     np.testing.assert_allclose(shares[:, 0], 24 * reference[:15].sum(axis=0), atol=1e-3)
-    _, loose = moved(source, targets, nobody, Matching(0.5, 0.0, 100), 0)
+    _, loose = moved(source, targets, nobody, Dpda(penalty=0.5, group_penalty=0.0, part=100), 0)
     assert shares.max(axis=1).mean() > loose.max(axis=1).mean()
 
 
@@ -178,7 +183,7 @@ def test_targets_are_matched_part_by_part_and_labels_stay():
     source, targets = points(10, 0), points(40, 1).places
     labels = np.full(80, UNLABELLED)
     labels[:5] = 1  # these places are class 0's
-    reached, shares = moved(source, targets, labels, Matching(0.1, 0.5, 20), 3)
+    reached, shares = moved(source, targets, labels, Dpda(penalty=0.1, group_penalty=0.5, part=20), 3)
     assert reached.places.shape == (4 * 20, 2)
     assert reached.masses.sum() == pytest.approx(1.0)
     assert reached.masses[reached.labels == 1].sum() == pytest.approx(0.7, abs=1e-3)

@@ -132,7 +132,7 @@ def test_what_is_declared_is_what_the_papers_need():
     ("name", "wrong"),
     [
         ("dp-sinkhorn", {"fresh": 51}),
-        ("dp-sinkhorn", {"blur": 0.0}),
+        ("dp-sinkhorn", {"clip_norm": 0.0}),
         ("dp-sinkhorn", {"low": 1.0, "high": 0.0}),
         ("dp-sinkhorn", {"network": "large"}),
         ("dp-swd", {"label_weight": 0.5}),
@@ -168,7 +168,7 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
 
 
 def test_methods_survive_plans():
-    for method in (replace(SINKHORN, l1_weight=3.0), DpSwd(directions=7), DpSwdQuantiles()):
+    for method in (replace(SINKHORN, label_weight=5.0), DpSwd(directions=7), DpSwdQuantiles()):
         assert type(method).from_json(method.to_json()) == method
 
 

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from dpswd.public_client.published_methods.losses import quantile_loss, row_loss, sanitized_term
+from dpswd.public_client.published_methods.losses import gradient_term, sliced_loss
 from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
-from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.noise.noise import GridArray
-from dpswd.shared.published_mechanisms.gradient.mechanism import GradientReply
-from dpswd.shared.published_mechanisms.rows.projections import release_rows
+from dpswd.shared.published_mechanisms.rows.mechanism import release_rows
 from dpswd.shared.seeded_noise import SeededNoise
 
 D, K, B = 12, 400, 300  # rows stay far below the clip norm 1/2
@@ -38,9 +36,8 @@ def released(target, *, rows, sigma, coefficients=6):
 
 
 def loss_of(source, release, *, rows, sigma):
-    if rows:
-        return row_loss(source, release, feature_map=IDENTITY, sigma=sigma)
-    return quantile_loss(source, release, feature_map=IDENTITY, batch=B, sigma=sigma)
+    declared = SlicedDeclaration(K, sigma, 0 if rows else 1)
+    return sliced_loss(source, release, declared, feature_map=IDENTITY, batch=B)
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -84,12 +81,10 @@ def test_the_source_gradient_points_back_to_the_target(rows):
     torch.testing.assert_close(step, D / K * U @ (U.T @ shift), rtol=0.1 if rows else 1e-2, atol=2e-3 if rows else 1e-5)
 
 
-def test_the_sanitized_term_is_zero_with_the_scaled_gradient():
+def test_a_gradients_term_is_zero_with_that_gradient():
     parameters = [torch.ones(2, 3, requires_grad=True), torch.ones(4, requires_grad=True)]
-    gradient = np.arange(10, dtype=np.int32)
-    empty = SlicedReply(SEED, GridArray(np.zeros((1, K), np.int16), 1.0))
-    term = sanitized_term(parameters, GradientReply(empty, GridArray(gradient, 1.0), 0.5), batch=20)
+    term = gradient_term(parameters, torch.arange(10.0))
     assert float(term.detach()) == 0.0
     term.backward()
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
-    torch.testing.assert_close(flat, torch.arange(10.0) * 0.5 / 20)
+    torch.testing.assert_close(flat, torch.arange(10.0))

@@ -128,10 +128,9 @@ def test_a_classifier_begins_less_sure_of_the_same_decisions():
         assert not unsure.weight.any()
 
 
-def test_it_is_of_the_classifier_alone():
-    for wrong in ({"trains": "all"}, {"averaging": 0.5}):
-        with pytest.raises(InvalidValue, match="descent is newton, which is of the classifier alone"):
-            Finetune(descent="newton", **wrong)
+def test_it_averages_by_itself():
+    with pytest.raises(InvalidValue, match="descent is newton, which averages by itself"):
+        Finetune(descent="newton", averaging=0.5)
     with pytest.raises(InvalidValue, match="descent"):
         Finetune(descent="Newton")
 

@@ -18,8 +18,14 @@ from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLab
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.source import source_loader, train_source
-from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shifts, Source, fitted
-from dpswd.public_client.published_methods.pseudo_label_sums import component_axes, whole
+from dpswd.public_client.published_methods.pseudo_label_fit import (
+    Observed,
+    Shifts,
+    Source,
+    component_axes,
+    fitted,
+    whole,
+)
 from dpswd.public_client.published_methods.pseudo_labels import UNCHANGED
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.public_client.training.sites import ADAPTED

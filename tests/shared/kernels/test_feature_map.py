@@ -7,7 +7,7 @@ from torch.autograd.functional import jacobian
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.published_mechanisms.gradient.pulling_back import pulled_back
+from dpswd.shared.published_mechanisms.gradient.mechanism import pulled_back
 
 
 def test_source_ends_centred_with_the_target_mean_norm(device: torch.device, generator: torch.Generator) -> None:

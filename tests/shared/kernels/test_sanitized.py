@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.noise import release_finely
-from dpswd.shared.published_mechanisms.sanitized import gradient_step, release_gradient
+from dpswd.shared.published_mechanisms.clipped_sum import gradient_step, release_gradient
 from dpswd.shared.seeded_noise import SeededNoise
 
 

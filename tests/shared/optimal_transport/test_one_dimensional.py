@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.stats import wasserstein_distance
 
-from dpswd.public_client.published_methods.sliced_distances import wasserstein_1d
+from dpswd.public_client.published_methods.losses import wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.published_mechanisms.rows.cotangents import resample_quantiles
 

@@ -11,7 +11,7 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpswd.private_curator.cluster.sums import sum_from_bytes, sum_to_bytes
+from dpswd.private_curator.cluster.task import sum_from_bytes, sum_to_bytes
 from dpswd.private_curator.steps.shards import shards
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics import sums

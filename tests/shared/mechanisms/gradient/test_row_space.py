@@ -6,9 +6,9 @@ import torch
 
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.published_mechanisms.clipped_sum import release_gradient
 from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
-from dpswd.shared.published_mechanisms.rows.projections import release_rows
-from dpswd.shared.published_mechanisms.sanitized import release_gradient
+from dpswd.shared.published_mechanisms.rows.mechanism import release_rows
 from dpswd.shared.seeded_noise import SeededNoise
 
 INPUTS, D, K, BATCH = 60, 16, 50, 8

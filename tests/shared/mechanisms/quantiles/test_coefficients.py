@@ -9,7 +9,7 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpswd.public_client.published_methods.sliced_distances import distance, wasserstein_1d
+from dpswd.public_client.published_methods.losses import distance, wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, in_order, release_coefficients
 from dpswd.shared.core.noise.clipping import clip_records

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpswd.public_client.published_methods.sliced_distances import row_distance
+from dpswd.public_client.published_methods.losses import wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
@@ -28,7 +28,7 @@ def test_source_noise_is_public_repeatable_and_of_the_stated_size(U: torch.Tenso
 def test_distance_is_the_mean_squared_sorted_difference(U: torch.Tensor, generator: torch.Generator) -> None:
     x, y = (torch.randn(20, K, generator=generator).to(U.device) for _ in range(2))
     expected = (x.sort(dim=0).values - y.sort(dim=0).values).pow(2).mean()
-    assert torch.allclose(row_distance(x, y), expected)
+    assert torch.allclose(wasserstein_1d(y, x).mean(), expected)
 
 
 @pytest.mark.parametrize("source", [20, 50, 7])
@@ -37,7 +37,7 @@ def test_cotangents_are_the_gradient_in_units_of_displacement(
 ) -> None:
     target = torch.randn(20, K, generator=generator, dtype=torch.float64).to(U.device).requires_grad_()
     others = torch.randn(source, K, generator=generator, dtype=torch.float64).to(U.device)
-    row_distance(target, others).backward()
+    wasserstein_1d(others, target).mean().backward()
     assert target.grad is not None
     values, scale = row_cotangents(target, others, U)
     expected = target.grad @ U.double().T * (20 * D / 2)
@@ -49,7 +49,7 @@ def test_gradient_reaches_the_source_features(U: torch.Tensor, generator: torch.
     released = torch.randn(6, K, generator=generator, dtype=torch.float64).to(U.device)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
-        return row_distance(released, noised_source_projections(x, U, sigma=0.1, seed=bytes(32)))
+        return wasserstein_1d(noised_source_projections(x, U, sigma=0.1, seed=bytes(32)), released).mean()
 
     assert torch.autograd.gradcheck(loss, (features,))
 

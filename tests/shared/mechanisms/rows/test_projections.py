@@ -7,7 +7,7 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.noise import grid_step
-from dpswd.shared.published_mechanisms.rows.projections import release_rows
+from dpswd.shared.published_mechanisms.rows.mechanism import release_rows
 from dpswd.shared.seeded_noise import SeededNoise
 
 

@@ -19,7 +19,7 @@ from dpswd.shared.core.mechanisms.interface import RunSize
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.published_mechanisms.sinkhorn import mechanism
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornRequest
-from dpswd.shared.published_mechanisms.sinkhorn.semi_debiased import labelled_points, semi_debiased
+from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, semi_debiased
 
 (CASE,) = [case for case in CASES if case.name == "sinkhorn"]
 BATCH = 8
