@@ -198,6 +198,7 @@ class Output(SettingsGroup):
     checkpoint: RelativePath | None = setting(None, "Directory that survives a killed client; holds one training.")
     resume: bool = setting(False, "Continues the run in the checkpoint; no step is spent twice.")
     log_dir: RelativePath | None = setting(None, "TensorBoard and CSV logs.")
+    track: tuple[Literal["mlflow", "wandb"], ...] = setting((), "Told what is logged, beside log_dir's files.")
 
 
 class Experiment(SettingsGroup):

@@ -45,6 +45,7 @@ from dpswd.public_client.ladder.adapt import adapt as climb
 from dpswd.public_client.methods.replay import Replay
 from dpswd.public_client.plans.measured import BATTERIES, modality_of
 from dpswd.public_client.testing.mock import MockCurator
+from dpswd.public_client.tools.trackers import TrackedLog
 from dpswd.public_client.training.checkpoint import begun_in
 from dpswd.public_client.training.logs import TrainingLog
 from dpswd.public_client.training.loop import Evaluate
@@ -356,7 +357,7 @@ def _log(experiment: Experiment, seed: int) -> AbstractContextManager[TrainingLo
     if (directory := experiment.output.log_dir) is None:
         return nullcontext()
     directory = directory / f"seed-{seed}" if len(experiment.seeds) > 1 else directory
-    return TrainingLog(directory)
+    return TrackedLog(directory, experiment.output.track, name=experiment.name)
 
 
 def _number(value: float) -> float | None:

@@ -1,1 +1,1 @@
-"""To and from a team's own tools: ONNX, torch.export and a model card out."""
+"""To and from a team's own tools: ONNX, torch.export and a model card out, MLflow and Weights & Biases beside."""
