@@ -188,10 +188,10 @@ class Recalibration:
         each = [model.under([math.sqrt(0.5) * width for width in widths]) for widths in self._grid]
         joint = np.array([float(one.log_evidence) for one in each]) + np.log(self._beforehand)
         weights = special.softmax(joint)
-        means = np.stack([one.mean.numpy() for one in each])
-        mean = weights @ means
-        spread = np.tensordot(weights, np.stack([one.covariance.numpy() for one in each]), axes=1)
-        spread += ((means - mean) * weights[:, None]).T @ (means - mean)
+        # What has next to no weight needs no inverse: these take most of the time.
+        likely = [(weights[k], each[k].mean.numpy(), each[k].covariance.numpy()) for k in np.where(weights > 1e-12)[0]]
+        mean = sum(w * own for w, own, _ in likely)
+        spread = sum(w * (covariance + np.outer(own - mean, own - mean)) for w, own, covariance in likely)
         along = np.hstack(list(self._kinds.values()))
         return along @ mean, along @ spread @ along.T, weights, joint
 

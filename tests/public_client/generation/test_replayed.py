@@ -107,7 +107,7 @@ def broken_off(generator):
 @pytest.mark.parametrize(("records", "epsilon", "few"), [(1300, 1.0, True), (60_000, 0.1, True), (60_000, 1.0, False)])
 def test_a_plan_for_so_few_records_says_what_rows_taught_there(records, epsilon, few):
     description = mock_description(records=records, record_shape=(1, 28, 28), epsilon=9.0, delta=1e-5, classes=10)
-    plan, _ = plan_generator(MockCurator(description), Replayed(low=0.0), epsilon=epsilon)
+    plan, _ = plan_generator(MockCurator(description), replace(SMALL, low=0.0), epsilon=epsilon)
     assert ("rows of 1,300 taught 52 (98)" in str(plan)) == few
 
 
