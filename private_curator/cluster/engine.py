@@ -171,12 +171,12 @@ def worker(address: str, folder: Path, *, threads: int, directory: Path, host: s
         )
 
 
-async def stopped() -> None:
-    """Returns at SIGTERM or SIGINT."""
-    stopping = asyncio.Event()
+def stop_asked() -> asyncio.Event:
+    """Set at SIGTERM or SIGINT, from now on: a signal that comes while a member starts is not lost."""
+    asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await stopping.wait()
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    return asked
 
 
 async def _only(role: str, comm: Any, registered: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> None:
@@ -208,6 +208,7 @@ def schedule(address: str, certificates: Path) -> None:
 
 
 async def _scheduling(address: str, certificates: Path) -> None:
+    asked = stop_asked()
     async with scheduler(address, certificates) as member:
         print(f"scheduling on {member.address}", flush=True)
-        await stopped()
+        await asked.wait()

@@ -108,11 +108,7 @@ class DpSinkhorn(Network):
         label = partial(labelled_points, classes=classes, weight=self.label_weight)
         every = label(torch.cat([points[: self.points].double(), last]), labels)
         loss = -sinkhorn(
-            every[: self.points],
-            every[self.fresh :],
-            l1=_L1_WEIGHT,
-            blur=_BLUR,
-            iterations=self.iterations,
+            every[: self.points], every[self.fresh :], l1=_L1_WEIGHT, blur=_BLUR, iterations=self.iterations
         )
         (gradient,) = torch.autograd.grad(loss, last)
         return clip_records(gradient.reshape(1, -1), self.clip_norm).reshape(gradient.shape).to(points)
