@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from scipy import special
 
-from dpswd.public_client.linear_evidence import LinearModel
+from dpswd.public_client.linear_evidence import LinearModel, Normal
 from dpswd.public_client.recalibration.curvature import Expected, Public, Values, contrasts, correcting
 
 WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
@@ -112,10 +112,12 @@ class Recalibration:
         Args:
             steps: in their order; at least one.
         """
-        now = steps[-1].at
+        now, along = steps[-1].at, np.hstack(list(self._kinds.values()))
         for iteration in range(_ITERATIONS):
             model, curvature = self._observed(steps, now)
-            mean, covariance, weights, logs = self._averaged(model)
+            laws, weights, logs = self._under_each_width(model)
+            means = along @ np.stack([law.mean.numpy() for law in laws], axis=1)  # (p, widths)
+            mean = means @ weights
             change = np.tensordot(self._frame, mean, axes=1) - now
             size = self._public.size(change)
             # How far a gradient is straight follows from where this ends: half steps keep it from going to and fro.
@@ -130,7 +132,10 @@ class Recalibration:
         beforehand = math.log(self._beforehand[0])
         other = float(special.logsumexp(logs[1:])) - math.log1p(-math.exp(beforehand))
         evidence = other - (float(logs[0]) - beforehand)
-        deviation = math.sqrt(max(0.0, float(slope @ covariance @ slope)))
+        direction = torch.from_numpy(along.T @ slope)[:, None]
+        within = [torch.linalg.solve_triangular(law.root, law.widths[:, None] * direction, upper=False) for law in laws]
+        between = slope @ (means - mean[:, None])
+        deviation = math.sqrt(weights @ (between**2 + [float(part.square().sum()) for part in within]))
         return Posterior(now, moved, evidence, 0.5 * float(slope @ self._flat(now)), deviation)
 
     def _observed(self, steps: Sequence[Released], now: Values) -> tuple[LinearModel, Values]:
@@ -183,17 +188,11 @@ class Recalibration:
         noise = deviation**2 * np.eye(others) + spread / n + explained
         return rows, missing + spread @ (self._basis.T @ now[:, 0]), noise
 
-    def _averaged(self, model: LinearModel) -> tuple[Values, Values, Values, Values]:
-        """Mean (p,) and covariance (p, p) over the prior's widths, their weights and joint log-probabilities."""
-        each = [model.under([math.sqrt(0.5) * width for width in widths]) for widths in self._grid]
-        joint = np.array([float(one.log_evidence) for one in each]) + np.log(self._beforehand)
-        weights = special.softmax(joint)
-        # What has next to no weight needs no inverse: these take most of the time.
-        likely = [(weights[k], each[k].mean.numpy(), each[k].covariance.numpy()) for k in np.where(weights > 1e-12)[0]]
-        mean = sum(w * own for w, own, _ in likely)
-        spread = sum(w * (covariance + np.outer(own - mean, own - mean)) for w, own, covariance in likely)
-        along = np.hstack(list(self._kinds.values()))
-        return along @ mean, along @ spread @ along.T, weights, joint
+    def _under_each_width(self, model: LinearModel) -> tuple[list[Normal], Values, Values]:
+        """What is known under each of the prior's widths, their weights and joint log-probabilities."""
+        laws = [model.under([math.sqrt(0.5) * width for width in widths]) for widths in self._grid]
+        joint = np.array([float(law.log_evidence) for law in laws]) + np.log(self._beforehand)
+        return laws, special.softmax(joint), joint
 
     def _moved(self, near: Sequence[Released]) -> list[Expected]:
         """What is expected of each of some steps, as their squares together correct it."""
