@@ -18,7 +18,6 @@ from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,6 +62,8 @@ def listed(root: Path = ROOT) -> str:
     bom = Bom(components=made, serial_number=uuid.uuid5(uuid.NAMESPACE_OID, repr(content)))
     bom.metadata.timestamp = None  # type: ignore[assignment]
     text: str = JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
+    from cyclonedx.validation.json import JsonStrictValidator  # a second or two of grammars, which tests need once
+
     problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     if problem is not None:
         raise ValueError(f"the list is no CycloneDX: {problem}")

@@ -11,6 +11,10 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
+# A worker and a second accountant get a bare environment, and a program is forked from one that has read the same.
+for _name in [name for name in os.environ if name.startswith("OPENBLAS_")]:
+    del os.environ[_name]
+
 # One commit has one answer: examples are drawn from the test's own source. `make test-exhaustive` looks for new ones; a
 # test says how many it tries by `exploring.tried`.
 settings.register_profile("fixed", derandomize=True, deadline=None)

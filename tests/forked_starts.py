@@ -17,6 +17,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -60,7 +61,7 @@ AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "T
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Such variables that glibc takes from a running program as well: malloc.h, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 
-APPLIED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", *MALLOPT}
+APPLIED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", *MALLOPT}
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 REPORT_BYTES = 4000
 """Bytes of a command line that /proc tells of a forked program."""
@@ -357,6 +358,8 @@ def _run(start: _ProgramStart, files: list[int], usual: list[str], nursery: _Nur
     for name in MALLOPT.keys() & start.environment.keys():
         _libc.mallopt(MALLOPT[name], int(start.environment[name]))
     time.tzset()
+    if start.environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     sys.dont_write_bytecode = bool(start.environment.get("PYTHONDONTWRITEBYTECODE"))
     through = start.unbuffered or bool(start.environment.get("PYTHONUNBUFFERED"))
     errors = sys.stdin.errors  # by the locale

@@ -131,10 +131,11 @@ class _Likelihood:
         self._y, self._own, self._deviations = observed.moved, reference.own, deviations
         self._by = 1.0 / observed.records + 1.0 / reference.records  # of a mean, in units of a record's variance
         self._base = self._by * reference.own + observed.noise**2
-        classes = (reference.classes * np.sqrt(reference.shares)[:, None]).T
-        self._shares = reference.shares
-        self._rank = reference.along.shape[1]
-        self._directions = np.concatenate([reference.along, classes], axis=1)
+        self._shares, self._roots = reference.shares, np.sqrt(reference.shares)
+        self._rank, roots = reference.along.shape[1], self._roots
+        self._directions = np.concatenate([reference.along, (reference.classes * roots[:, None]).T], axis=1)
+        flat = np.eye(len(roots)) - np.outer(roots, roots)
+        self._positive = {w: _positive(0.0 * roots, w**2 * flat, reference.shares)[0] for w in _FREQUENCIES}
 
     def at(self, t: float, k: float, r: float, frequencies: Sequence[float]) -> list[Explanation]:
         """See the file; for each width w of frequencies."""
@@ -162,13 +163,11 @@ class _Likelihood:
 
     def _cut(self, mean: Values, covariance: Values, w: float) -> tuple[float, Values]:
         """Nats of that frequencies add up to 1 and none is negative, and the changes' mean under that."""
-        roots = np.sqrt(self._shares)
-        summed = covariance @ roots
-        total = float(roots @ summed)
-        mean = mean - summed * (roots @ mean) / total
+        summed = covariance @ self._roots
+        total = float(self._roots @ summed)
+        mean = mean - summed * (self._roots @ mean) / total
         after, changes = _positive(mean, covariance - np.outer(summed, summed) / total, self._shares)
-        before, _ = _positive(0.0 * mean, w**2 * (np.eye(len(roots)) - np.outer(roots, roots)), self._shares)
-        return after - before, changes
+        return after - self._positive[w], changes
 
 
 def _averaged(grid: list[Explanation]) -> Explanation:

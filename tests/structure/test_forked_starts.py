@@ -10,8 +10,13 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
-from forked_starts import possible, suspended
+from forked_starts import REPORT_BYTES, possible, suspended
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "end_to_end"))
+
+from curator_process import CuratorProcess
 
 SCRIPT = Path(__file__).with_name("what_it_is.py")
 
@@ -76,6 +81,27 @@ def test_it_is_forked_and_can_be_killed_interrupted_and_start_others():
     assert b"ValueError: told to" in raising.communicate()[1]
     assert raising.returncode == 1
     assert json.loads(started(SCRIPT, "starts another").communicate()[0]) == [7, True]
+
+
+@pytest.mark.end_to_end
+def test_a_curator_and_its_worker_are_forked(tmp_path):
+    """Variables of theirs kept them from it once, and each test that starts a curator waited for torch."""
+    curator = CuratorProcess(tmp_path, np.zeros((100, 1, 4, 4)), epsilon=1.0)
+    curator.start()
+    try:
+        numbers = family(curator.process.pid)
+        programs = [Path(f"/proc/{number}/cmdline").read_bytes() for number in numbers]
+    finally:
+        curator.stop()
+    for name in (b"private_curator.cli", b"private_curator.sandbox"):
+        (words,) = {words for words in programs if name in words}
+        assert (len(words) > REPORT_BYTES) == possible(), name
+
+
+def family(number):
+    """A process and all that it has started."""
+    children = " ".join(file.read_text() for file in Path(f"/proc/{number}/task").glob("*/children"))
+    return [number, *(member for child in children.split() for member in family(int(child)))]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_likelihood_is_that_of_the_whole_covariance(t, k, r):
     np.testing.assert_allclose(explanation.move, move, atol=1e-9)
 
 
-@pytest.mark.parametrize(("t", "k", "r", "w"), [(0.0, 1.0, 0.0, 0.3), (0.05, 1.0, 0.3, 0.8)])
+@pytest.mark.parametrize(("t", "k", "r", "w"), [(0.0, 1.0, 0.0, 0.4), (0.05, 1.0, 0.3, 0.8)])
 def test_no_frequency_is_negative(t, k, r, w):
     """Against draws of the same law: 400,000 of a fixed seed, of which a share of 0.01 has a deviation of 2%."""
     rng = np.random.default_rng(4)
