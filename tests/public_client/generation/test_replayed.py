@@ -88,7 +88,7 @@ def test_a_fit_that_was_broken_off_goes_on_where_it_was(fitted, tmp_path):
     held = task.source
     description = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=10)
     where = MockCurator(description, records=lambda n: held.images[:n], labels=held.labels.numpy())
-    method = replace(SMALL, updates=230)
+    method = replace(SMALL, pretraining=40, updates=230)
     plan, _ = plan_generator(where, method, epsilon=20.0)
     options = {"seed": 3, "device": "cpu", "progress": False}
     with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_images_of_other_sizes_and_colours_are_drawn(shape):
     description = mock_description(records=120, record_shape=shape, epsilon=99.0, delta=1e-4, classes=2)
     records, randomness = torch.from_numpy(images), np.random.default_rng(0).bytes
     where = MockCurator(description, records=lambda n: records[:n], labels=labels, randomness=randomness)
-    method = Replayed(low=0.0, axes=20, coordinates=10, waves=20, pretraining=60, updates=150, images=40, looked=4)
+    method = Replayed(low=0.0, axes=20, coordinates=10, waves=20, pretraining=30, updates=50, images=40, looked=4)
     plan, _ = plan_generator(where, method, epsilon=90.0)
     x, y = generate(where, plan, device="cpu", progress=False).sample(60)
     assert x.shape == (60, *shape)
