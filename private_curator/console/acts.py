@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 from urllib.parse import quote
 
-from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -22,14 +22,8 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import InvalidValue
 
 
-class _EntryNumber(IntegerConvertor):
-    """What a database can hold; Python reads no number of 5,000 digits."""
-
-    regex = "[0-9]{1,18}"
-
-
-register_url_convertor("entry", _EntryNumber())
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")
+_ENTRY = re.compile("[0-9]{1,18}")  # what a database can hold; Python reads no number of 5,000 digits
 
 
 class Acts:
@@ -50,7 +44,7 @@ class Acts:
             "/clients/resume": self._plain("resume_client", "/clients", "{} may go on."),
             "/clients/share": self._share,
             "/clients/cap": self._cap,
-            "/requests/{number:entry}": self._decide,
+            "/requests/{number}": self._decide,
             "/ledger/verify": self._verify,
             "/publication": self._pages.price,
             "/publication/make": self._publish,
@@ -132,14 +126,16 @@ class Acts:
         return download(made.to_file(), f"{client}-{proposal.digest[:8]}.dpswd", "application/octet-stream")
 
     def _decide(self, request: Request, form: FormData) -> Response:
-        decision = field(form, "decision")
+        number_of, decision = request.path_params["number"], field(form, "decision")
+        if not _ENTRY.fullmatch(number_of):
+            raise HTTPException(404)
         if decision not in ("approve", "deny"):
             raise InvalidValue(f"a decision is approve or deny, not {decision!r}")
         granted = 0.0 if decision == "deny" else number(form, "epsilon")
         if decision == "approve" and granted <= 0.0:
             raise InvalidValue("a grant is more than 0; to grant nothing, deny the request")
         with self._at(request).open_ledger() as books:
-            decided = books.decide_request(request.path_params["number"], granted=granted, reason=field(form, "reason"))
+            decided = books.decide_request(int(number_of), granted=granted, reason=field(form, "reason"))
         said = f"{decided.client}'s request is {decided.decision}"
         return _done(request, "/requests", f"{said}: epsilon {granted:g} is added." if granted else f"{said}.")
 
@@ -187,5 +183,5 @@ def number(form: FormData, name: str) -> float:
 
 def _done(request: Request, path: str, text: str) -> Response:
     """Back to a page, which says what was done: a form that was sent once is not sent again by reloading."""
-    request.state.session.say(text)
+    request.state.session.notices.append(text)
     return RedirectResponse(quote(path), status_code=303)

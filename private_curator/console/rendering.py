@@ -2,80 +2,33 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
+from dpswd.private_curator.books.operators import who
+from dpswd.private_curator.console import views
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ahead
+from dpswd.private_curator.operator.officer import STATEMENTS, items
 from dpswd.private_curator.operator.rendering import environment, plain
+from dpswd.private_curator.storage.certificates import LEAF_DAYS
 
-PLACES = (
-    ("/", "Overview"),
-    ("/budget", "Budget"),
-    ("/clients", "Clients"),
-    ("/runs", "Runs"),
-    ("/requests", "Requests"),
-    ("/history", "History"),
-    ("/ledger", "Ledger"),
-    ("/publication", "Publication"),
-    ("/report", "Report"),
-)
+_NAMES = ("budget", "clients", "runs", "requests", "history", "ledger", "publication", "report")
+PLACES = (("/", "Overview"), *((f"/{name}", name.capitalize()) for name in _NAMES))
 """The pages in order, with their paths."""
-
+ROWS = 100
+"""Rows of one page of a table."""
 
 _ACTS = re.compile(r"(dpswd-curator [a-z]+|extend (?:it|the budget) first)")
-_PAGES = {
+_PAGES = {name: f"/{name}" for name in _NAMES} | {
     "extend it first": "/budget#extend",
     "extend the budget first": "/budget#extend",
-    "budget": "/budget",
     "approve": "/clients#approve",
-    "clients": "/clients",
-    "requests": "/requests",
-    "runs": "/runs",
-    "history": "/history",
-    "ledger": "/ledger",
     "publish": "/publication",
-    "report": "/report",
 }
 """Where a thing is done here that a message sends an operator to, by its words or by the command's first one."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What stands around every page.
-
-    Attributes:
-        data_set: its public name.
-        operator: who acts here.
-        csrf: of the session.
-        here: path of the page in `PLACES`.
-        now: the time that the page shows.
-        state: of the data set; empty where the ledger cannot be read.
-        waiting: requests of clients that nobody has decided, and acts that wait for a second operator.
-        notices: what is said once.
-        live: the address that shows the page anew; empty where it would show another one.
-        mark: see `dpswd.private_curator.operator.record.changes`.
-    """
-
-    data_set: str
-    operator: str
-    csrf: str
-    here: str
-    now: dt.datetime
-    state: str = ""
-    waiting: int = 0
-    notices: Sequence[str] = ()
-    live: str = ""
-    mark: str = ""
-
-    @property
-    def places(self) -> tuple[tuple[str, str], ...]:
-        """The navigation."""
-        return PLACES
 
 
 def linked(text: str) -> Markup:
@@ -89,6 +42,8 @@ def linked(text: str) -> Markup:
 
 _TEMPLATES = environment("dpswd.private_curator.console", "dpswd.private_curator.operator")
 _TEMPLATES.filters["linked"] = linked
+_TEMPLATES.globals |= {"places": PLACES, "most_rows": ROWS, "leaf_days": LEAF_DAYS, "why": WHY_COUNTS_DIFFER}
+_TEMPLATES.globals |= {"views": views, "who": who, "ahead": ahead, "items": items, "statements": STATEMENTS}
 
 
 def page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

@@ -37,7 +37,7 @@ class Session:
         csrf: what every form of it carries.
         opened: when, by the clock.
         seen: when a page was last asked for.
-        notices: what the next page says once.
+        notices: what the next page says at its head, once.
         person: who signed in elsewhere; None for whoever read the token, who may do all.
         looked: the proposal whose price was looked at last, for which client, and what was shown.
     """
@@ -57,10 +57,6 @@ class Session:
     def carries(self, token: str) -> bool:
         """Whether a form's token is this session's."""
         return hmac.compare_digest(token.encode(), self.csrf.encode())
-
-    def say(self, text: str) -> None:
-        """Shows a text at the head of the next page."""
-        self.notices.append(text)
 
     def heard(self) -> list[str]:
         """What there is to say; it is said once."""

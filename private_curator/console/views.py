@@ -1,32 +1,20 @@
-"""What pages say beyond the record's own values: sentences, pills and the chart. Pure."""
+"""What pages say beyond the record's own values: sentences and the chart. Pure; templates call it as `views`."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlencode
 
 from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.operator.charts import SpentOverTime, spent_over_time
-from dpswd.private_curator.operator.facts import ClientFacts, Health, Overview
-from dpswd.private_curator.operator.history import Category, Point
-from dpswd.private_curator.settings.groups import LedgerSettings
+from dpswd.private_curator.operator.facts import ClientFacts, Overview
+from dpswd.private_curator.operator.history import Point
 from dpswd.shared.core.errors import rounded
 
 _SIZES = {"wide": (1000.0, 300.0), "narrow": (320.0, 220.0)}
 """Width and height of a desktop's chart and of a phone's. A page holds both, the style sheet shows one."""
-
-
-class Pill(NamedTuple):
-    """A word with a colour, which never says more: good, warn, bad, or none."""
-
-    text: str
-    tone: str = ""
-
-
-STATES = {"active": "good", "paused": "warn", "revoked": "bad"}
-TONES = {Category.REFUSAL: "bad", Category.INCIDENT: "bad", Category.REQUEST: "warn", Category.CHARGE: "info"}
 
 
 def charts(overview: Overview, *, now: dt.datetime) -> dict[str, SpentOverTime]:
@@ -73,26 +61,7 @@ def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> s
 
 def again(noted: Mapping[str, Any]) -> str:
     """The page on which a second operator does what a first one has noted, filled in; empty where there is none."""
-    place = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve", "state": "/report?{}#statement"}.get(
-        noted["act"], ""
-    )
-    given = {
-        name: value
-        for name, value in noted["arguments"].items()
-        if name in ("epsilon", "delta", "days", "item", "words") and value
-    }
-    return place.format(urlencode({**given, "reason": noted["reason"]}))
-
-
-def witness(health: Health) -> Pill:
-    """Whether what was noted outside of the ledger agrees with it."""
-    if health.witness_holds is None:
-        return Pill("nothing noted", "warn")
-    return Pill("agrees", "good") if health.witness_holds else Pill("DISAGREES", "bad")
-
-
-def heads(settings: LedgerSettings) -> str:
-    """Where the ledger's last entry is told besides the curator's own note."""
-    places = [f"the file {settings.heads_file}"] if settings.heads_file else []
-    places += [f"the program {settings.heads_command[0]}"] if settings.heads_command else []
-    return ", ".join(places) or "nobody; ledger.heads_file and heads_command do"
+    places = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve", "state": "/report?{}#statement"}
+    names, given = ("epsilon", "delta", "days", "item", "words"), noted["arguments"]
+    filled = {name: given[name] for name in names if given.get(name)} | {"reason": noted["reason"]}
+    return places.get(noted["act"], "").format(urlencode(filled))
