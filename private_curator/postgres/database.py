@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -40,6 +40,9 @@ from dpswd.private_curator.core.ledger.schema import APPLICATION_ID
 from dpswd.private_curator.core.ledger.sqlite import sync
 from dpswd.shared.core.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
 from dpswd.shared.core.ledger.receipts import SignedEntry
+
+if TYPE_CHECKING:
+    from dpswd.private_curator.postgres.schema import PostgresSchema
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -67,7 +70,7 @@ _BEGUN = """
     SELECT clock_timestamp(), concat_ws(' ', pg_postmaster_start_time(), tableoid, xmin) FROM ledger;
     SELECT statement, signature FROM missing ORDER BY seq
 """
-_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + _BEGUN
+READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + _BEGUN
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT version FROM ledger FOR UPDATE;" + _BEGUN  # noqa: S608 constants
 _AFTER_NOTHING = {"40001", "40P01"}  # serialization failure, deadlock: at the first lock there is nothing to lose
 
@@ -151,23 +154,22 @@ class Beginning:
     missing: tuple[SignedEntry, ...]
 
 
+@dataclass(frozen=True)
 class PostgresSession:
-    """An open transaction of psycopg as the ledger's statements expect it."""
+    """An open transaction of psycopg as the ledger's statements expect it; what it found, where it began by `begin`."""
 
-    def __init__(self, connection: Connection, beginning: Beginning | None = None) -> None:
-        self._connection = connection
-        self.beginning = beginning
+    connection: Connection
+    beginning: Beginning | None = None
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
         """See `dpswd.private_curator.core.ledger.database.Session`; the statements hold no literal question mark."""
         if not parameters:
-            return self._connection.execute(sql.encode())
-        return self._connection.execute(sql.replace("?", "%s").encode(), parameters)
+            return self.connection.execute(sql.encode())
+        return self.connection.execute(sql.replace("?", "%s").encode(), parameters)
 
-
-def begin_reading(connection: Connection) -> PostgresSession:
-    """A view of the ledger on a connection of one's own."""
-    return PostgresSession(connection, _begin(connection, _READ))
+    def value(self, sql: str, *parameters: Any) -> Any:
+        """The one value that a statement gives."""
+        return self.execute(sql, parameters).fetchone()[0]
 
 
 def settle(connection: Connection, location: object) -> None:
@@ -182,8 +184,8 @@ def settle(connection: Connection, location: object) -> None:
     commit(connection, location)
 
 
-def _begin(connection: Connection, statements: str) -> Beginning:
-    """Raises LedgerCorrupt: the ledger's tables are there, and empty."""
+def begin(connection: Connection, statements: str = READ) -> PostgresSession:
+    """A transaction that begins with these; raises LedgerCorrupt: the ledger's tables are there, and empty."""
     cursor, at = connection.execute(statements.encode()), time.monotonic()
     rows = [cursor.fetchall() if cursor.description else []]
     while cursor.nextset():
@@ -191,21 +193,8 @@ def _begin(connection: Connection, statements: str) -> Beginning:
     begun, missing = rows[-2:]
     if not begun:
         raise LedgerCorrupt("the schema holds no ledger any more, or not yet: it is being replaced, or was damaged")
-    return Beginning(begun[0][0], at, begun[0][1], tuple(SignedEntry.parse(*row) for row in missing))
-
-
-class LedgerSchema(Protocol):
-    """What is needed of the schema in which a ledger stands; its text names it in messages."""
-
-    @property
-    def schema(self) -> str:
-        """Its name."""
-
-    def connect(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Connection:
-        """A connection whose search path it is."""
-
-    def reading(self) -> contextlib.AbstractContextManager[Session]:
-        """A view of the ledger on a connection of its own."""
+    lacking = tuple(SignedEntry.parse(*row) for row in missing)
+    return PostgresSession(connection, Beginning(begun[0][0], at, begun[0][1], lacking))
 
 
 class PostgresDatabase:
@@ -219,7 +208,7 @@ class PostgresDatabase:
         LedgerUnavailable: the server cannot be used now.
     """
 
-    def __init__(self, location: LedgerSchema, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    def __init__(self, location: PostgresSchema, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self._location = location
         self._lock_timeout_s = lock_timeout_s
         self._mutex = threading.RLock()
@@ -231,27 +220,25 @@ class PostgresDatabase:
         with self._guard():
             self._connected()
 
-    @contextlib.contextmanager
-    def read(self) -> Iterator[Session]:
+    def read(self) -> contextlib.AbstractContextManager[Session]:
         """See `Database.read`."""
-        with self._guard():
-            connection = self._begun(_READ)
-            try:
-                yield PostgresSession(connection, self._beginning)
-            finally:
-                self._rollback(connection)
+        return self._transaction(READ)
+
+    def write(self) -> contextlib.AbstractContextManager[Session]:
+        """See `Database.write`."""
+        return self._transaction(_WRITE)
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[Session]:
-        """See `Database.write`."""
+    def _transaction(self, statements: str) -> Iterator[Session]:
         with self._guard():
-            connection = self._begun(_WRITE)
             try:
-                yield PostgresSession(connection, self._beginning)
-                commit(connection, self._location)
-            except BaseException:
-                self._rollback(connection)
-                raise
+                session = self._begun(statements)
+                self._beginning = session.beginning
+                yield session
+                if statements == _WRITE:
+                    commit(session.connection, self._location)
+            finally:
+                self._end()
 
     def claim(self) -> None:
         """Any number of replicas serve; a restore waits until there is none, and none begins while it runs."""
@@ -266,7 +253,7 @@ class PostgresDatabase:
             try:
                 settle(self._connected(), self._location)
             finally:
-                self._drop_if_broken()
+                self._end()
 
     def now(self) -> datetime:
         """What time it is by the server's clock, as the last transaction found it."""
@@ -318,11 +305,11 @@ class PostgresDatabase:
             try:
                 yield
             except psycopg.Error as error:
-                self._drop_if_broken()
+                self._end()
                 raise translate(error, self._location) from error
 
-    def _begun(self, statements: str) -> Connection:
-        """A connection after these statements; repeats them when another program or a restart came in between.
+    def _begun(self, statements: str) -> PostgresSession:
+        """A transaction after these statements; repeats them when another program or a restart came in between.
 
         Nothing has been read or written before them, so repeating them loses nothing.
         """
@@ -330,17 +317,12 @@ class PostgresDatabase:
         while True:
             connection = self._connected()
             try:
-                self._beginning = _begin(connection, statements)
+                return begin(connection, statements)
             except psycopg.Error as error:
-                self._rollback(connection)
+                self._end()
                 again = error.sqlstate in _AFTER_NOTHING or self._connection is None
                 if not again or time.monotonic() >= deadline:
                     raise
-            except LedgerCorrupt:
-                self._rollback(connection)
-                raise
-            else:
-                return connection
 
     def _connected(self) -> Connection:
         if self._connection is not None:
@@ -358,10 +340,8 @@ class PostgresDatabase:
         return connection
 
     def _claim_on(self, connection: Connection) -> None:
-        row = connection.execute(
-            "SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", (LOCK_SPACE, self._location.schema)
-        ).fetchone()
-        if row is None or not row[0]:
+        lock = "SELECT pg_try_advisory_lock_shared(?, hashtext(?))"
+        if not PostgresSession(connection).value(lock, LOCK_SPACE, self._location.schema):
             raise LedgerUnavailable(f"the ledger in {self._location} is being restored; nothing was spent")
 
     def _step_lock(self, mark: Mark) -> int:
@@ -369,17 +349,15 @@ class PostgresDatabase:
         text = "\0".join((self._location.schema, *mark)).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big", signed=True)
 
-    def _rollback(self, connection: Connection) -> None:
-        if connection.info.transaction_status is not TransactionStatus.IDLE:
+    def _end(self) -> None:
+        """Leaves no transaction open, and no connection that is broken."""
+        connection = self._connection
+        if connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE:
             # What fails here ends the transaction as well; the caller learns of the error that made us roll back.
             with contextlib.suppress(psycopg.Error):
                 connection.execute("ROLLBACK")
-        self._drop_if_broken()
-
-    def _drop_if_broken(self) -> None:
-        connection = self._connection
-        if connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE:
-            self._disconnect()
+            if connection.info.transaction_status is not TransactionStatus.IDLE:
+                self._disconnect()
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -114,29 +114,28 @@ class PostgresSchema:
         with self._session() as connection:
             if not self._occupied(connection):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
-            _check_tables(PostgresSession(connection))
-            self._tell_if_asynchronous(connection)
+            session = PostgresSession(connection)
+            _check_tables(session)
+            # Of several hosts, one is to take over; what it lacks then was charged and answered all the same.
+            several = "," in str(self._parameters().get("host", ""))
+            if several and session.value("SELECT current_setting('synchronous_standby_names')") == "":
+                _log.warning(
+                    "%s: commits wait for no standby (synchronous_standby_names is empty): one that takes over may "
+                    "lack the last charges, and is then not served (docs/operator/replicas.md)",
+                    self,
+                )
         return PostgresDatabase(self, lock_timeout_s=lock_timeout_s)
-
-    def _tell_if_asynchronous(self, connection: Connection) -> None:
-        """Of several hosts, one is to take over; what it lacks then was charged and answered all the same."""
-        row = connection.execute("SELECT current_setting('synchronous_standby_names')").fetchone()
-        if "," in str(self._parameters().get("host", "")) and row == ("",):
-            _log.warning(
-                "%s: commits wait for no standby (synchronous_standby_names is empty): one that takes over may lack "
-                "the last charges, and is then not served (docs/operator/replicas.md)",
-                self,
-            )
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """See `LedgerLocation.create`."""
         with self._session(lock_timeout_s=lock_timeout_s) as connection:
             connection.execute("BEGIN")
-            self._lock_name(connection)
+            # One maker of this schema after the other.
+            connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (LOCK_SPACE + 1, self.schema))
             if self._occupied(connection):
                 raise LedgerUnavailable(f"{self} exists already; open it, or choose another schema")
-            self._make(connection)
-            fill(PostgresSession(connection))
+            _make(session := PostgresSession(connection), self.schema)
+            fill(session)
             made = "the ledger may be there all the same: mend the standby, then drop this schema or choose another"
             commit(connection, self, spent=made)
 
@@ -153,12 +152,11 @@ class PostgresSchema:
         """See `LedgerLocation.defects`. Makes the tables anew in a schema that is never committed, and compares."""
         fresh = f"dpswd_layout_{secrets.token_hex(4)}"
         with self._session() as connection:
-            connection.execute("BEGIN")
-            connection.execute(f"CREATE SCHEMA {fresh}".encode())
-            connection.execute(f"SET LOCAL search_path TO {fresh}".encode())
-            _make_tables(PostgresSession(connection))
-            expected = _layout_of(PostgresSession(connection), fresh)
-            connection.execute("ROLLBACK")
+            made = PostgresSession(connection)
+            made.execute(f"BEGIN; SET LOCAL search_path TO {fresh}")
+            _make(made, fresh)
+            expected = _layout_of(made, fresh)
+            made.execute("ROLLBACK")
         names = changed(expected, _layout_of(session, self.schema))
         return [f"the {name} is not as the ledger made it" for name in names]
 
@@ -199,10 +197,8 @@ class PostgresSchema:
     def alone(self) -> Iterator[None]:
         """See `LedgerLocation.alone`."""
         with self._session() as connection:
-            row = connection.execute(
-                "SELECT pg_try_advisory_lock(%s, hashtext(%s))", (LOCK_SPACE, self.schema)
-            ).fetchone()
-            if row is None or not row[0]:
+            lock = "SELECT pg_try_advisory_lock(?, hashtext(?))"
+            if not PostgresSession(connection).value(lock, LOCK_SPACE, self.schema):
                 raise LedgerUnavailable(f"a curator serves the ledger in {self}: stop every replica first")
             try:
                 yield
@@ -218,17 +214,11 @@ class PostgresSchema:
             connection.execute("BEGIN")
             if self._occupied(connection):
                 self._set_aside(connection)
-            self._make(connection)
-            target = PostgresSession(connection)
+            _make(target := PostgresSession(connection), self.schema)
             copy_tables(source, target)
             log(target)
             restored = "the restored ledger may be there all the same: mend the standby, then restore again"
             commit(connection, self, spent=restored)
-
-    def _make(self, connection: Connection) -> None:
-        """Empty tables, inside the caller's transaction."""
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}".encode())
-        _make_tables(PostgresSession(connection))
 
     def _set_aside(self, connection: Connection) -> None:
         """Renames the present schema, inside the caller's transaction."""
@@ -247,15 +237,9 @@ class PostgresSchema:
             number += 1
         connection.execute(f"ALTER SCHEMA {self.schema} RENAME TO {schema}".encode())
 
-    def _lock_name(self, connection: Connection) -> None:
-        """One maker of this schema after the other, inside the caller's transaction."""
-        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (LOCK_SPACE + 1, self.schema))
-
     def _occupied(self, connection: Connection, schema: str | None = None) -> bool:
-        row = connection.execute(
-            "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace(%s))", (schema or self.schema,)
-        ).fetchone()
-        return row is not None and bool(row[0])
+        anything = "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace(?))"
+        return bool(PostgresSession(connection).value(anything, schema or self.schema))
 
     @contextlib.contextmanager
     def _session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Connection]:
@@ -401,8 +385,9 @@ _LAYOUT = """
 """
 
 
-def _make_tables(session: Session) -> None:
-    """Makes the empty tables in the session's schema, inside the caller's transaction."""
+def _make(session: Session, name: str) -> None:
+    """Makes a schema, which is first in the session's search path, with empty tables, in the caller's transaction."""
+    session.execute(f"CREATE SCHEMA IF NOT EXISTS {name}")
     schema.make_tables(session, integer="BIGINT", binary="BYTEA")
     session.execute(_BESIDE_THE_TABLES)
     session.execute("INSERT INTO ledger (singleton, version) VALUES (true, ?)", (schema.VERSION,))

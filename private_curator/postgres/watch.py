@@ -16,21 +16,17 @@ import contextlib
 import logging
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from dpswd.private_curator.books.location import Watcher
 from dpswd.private_curator.core.ledger.database import Session
-from dpswd.private_curator.core.ledger.schema import APPLICATION_ID
-from dpswd.private_curator.postgres.database import (
-    Connection,
-    LedgerSchema,
-    PostgresSession,
-    begin_reading,
-    settle,
-    translate,
-)
+from dpswd.private_curator.postgres.database import LOCK_SPACE, Connection, PostgresSession, begin, settle, translate
 from dpswd.shared.core.errors import DpswdError, LedgerUnavailable
+
+if TYPE_CHECKING:
+    from dpswd.private_curator.postgres.schema import PostgresSchema
 
 BEAT_S = 1.0
 _PAUSE_S = 0.1  # between two looks: what many commits tell is told once
@@ -39,7 +35,7 @@ CALM_S = 3.0
 _SERVING = """
     SELECT count(*) FROM pg_locks
      WHERE locktype = 'advisory' AND objsubid = 2 AND granted
-       AND classid = %s::bigint::oid AND objid = (hashtext(%s)::bigint & 4294967295)::oid
+       AND classid = ?::bigint::oid AND objid = (hashtext(?)::bigint & 4294967295)::oid
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
@@ -57,7 +53,7 @@ class PostgresWatch:
         LedgerUnavailable: see `LedgerLocation.watch`.
     """
 
-    def __init__(self, location: LedgerSchema, watcher: Watcher) -> None:
+    def __init__(self, location: PostgresSchema, watcher: Watcher) -> None:
         self._location = location
         self._watcher = watcher
         self._stopping = threading.Event()
@@ -66,10 +62,10 @@ class PostgresWatch:
         try:
             with contextlib.closing(location.connect()) as connection:
                 self._look(connection)
-                row = connection.execute(_SERVING, (APPLICATION_ID, location.schema)).fetchone()
+                serving = PostgresSession(connection).value(_SERVING, LOCK_SPACE, location.schema)
         except psycopg.Error as error:
             raise translate(error, location) from error
-        if row is not None and row[0] <= 1:  # nobody else serves who could object
+        if serving <= 1:  # nobody else serves who could object
             self._calm_at = 0.0
         self._thread = threading.Thread(target=self._run, name="ledger-watch", daemon=True)
         self._thread.start()
@@ -109,7 +105,7 @@ class PostgresWatch:
                 self._stopping.wait(BEAT_S)
 
     def _look(self, connection: Connection) -> None:
-        session = begin_reading(connection)
+        session = begin(connection)
         try:
             assert session.beginning is not None
             if session.beginning.incarnation != self._incarnation:
