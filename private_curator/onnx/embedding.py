@@ -71,8 +71,9 @@ class OnnxWorker:
         """
         wish = {"op": "open", "record_shape": list(record_shape), "feature": feature, "threads": self._threads}
         features = int(self._ask(wish)["features"])
-        if not 1 <= features <= MAX_FEATURES:  # the worker says so too, unless the model has taken it over
-            raise InvalidValue(f"the model's feature has {features} numbers; allowed are 1 to {MAX_FEATURES}")
+        if not 1 <= features <= MAX_FEATURES:
+            allowed = f"allowed are 1 to {MAX_FEATURES}: pool it in the model"
+            raise InvalidValue(f"the model's feature has {features} numbers; {allowed}")
         self.features = features
         return features
 

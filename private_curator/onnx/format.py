@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from dpswd.shared.core.errors import InvalidValue
 
@@ -28,26 +28,6 @@ _RANDOM = frozenset(
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """An input or an output.
-
-    Attributes:
-        name: as the file has it.
-        type: of TensorProto.DataType; 0 where the file does not say.
-        shape: with None for a size that the file leaves open; None as a whole where it says nothing.
-    """
-
-    name: str
-    type: int
-    shape: tuple[int | None, ...] | None
-
-    def __str__(self) -> str:
-        sizes = ("n" if size is None else str(size) for size in self.shape or ())
-        shape = "of any shape" if self.shape is None else " x ".join(sizes) or "one value"
-        return f"{printable(self.name)}: {_type(self.type)} {shape}"
-
-
-@dataclass(frozen=True)
 class OnnxModel:
     """What the file says.
 
@@ -58,20 +38,19 @@ class OnnxModel:
         weights: numbers in all initial tensors.
     """
 
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    operators: dict[str, int]
+    inputs: tuple[ValueInfoProto, ...]
+    outputs: tuple[ValueInfoProto, ...]
+    operators: Counter[str]
     weights: int
 
     def summarise(self) -> dict[str, Any]:
         """For the operator's terminal; names are cut and made printable."""
-        counts = Counter(self.operators).most_common()
-        names = [f"{printable(name)} {count}" for name, count in counts[:_SHOWN]]
+        names = [f"{printable(name)} {count}" for name, count in self.operators.most_common(_SHOWN)]
         return {
             "weights": self.weights,
-            "inputs": "; ".join(map(str, self.inputs[:_SHOWN])),
-            "outputs": "; ".join(map(str, self.outputs[:_SHOWN])),
-            "operators": ", ".join([*names, "..."] if len(counts) > _SHOWN else names),
+            "inputs": "; ".join(map(words_of, self.inputs[:_SHOWN])),
+            "outputs": "; ".join(map(words_of, self.outputs[:_SHOWN])),
+            "operators": ", ".join([*names, "..."] if len(self.operators) > _SHOWN else names),
         }
 
 
@@ -117,9 +96,9 @@ def read_model(data: bytes) -> OnnxModel:
             operators[part.op_type] += 1
     held = {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
     return OnnxModel(
-        inputs=tuple(_tensor(value) for value in graph.input if value.name not in held),
-        outputs=tuple(_tensor(value) for value in graph.output),
-        operators=dict(operators),
+        inputs=tuple(value for value in graph.input if value.name not in held),
+        outputs=tuple(graph.output),
+        operators=operators,
         weights=sum(prod(max(0, dim) for dim in tensor.dims) for tensor in graph.initializer),
     )
 
@@ -128,18 +107,34 @@ def _registered(domain: str) -> bool:
     return domain in _STANDARD or any(domain == one or domain.startswith(f"{one}.") for one in _RUNTIME)
 
 
-def _type(number: int) -> str:
-    """What numpy calls a type of tensors."""
+def type_of(value: ValueInfoProto) -> int:
+    """Of `TensorProto.DataType`; 0 where the file does not say."""
+    return int(value.type.tensor_type.elem_type)
+
+
+def shape_of(value: ValueInfoProto) -> tuple[int | None, ...] | None:
+    """An input's or output's, with None for a size that the file leaves open; None as a whole where it says nothing."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(one.dim_value if one.HasField("dim_value") else None for one in kind.shape.dim)
+
+
+def words_of(value: ValueInfoProto) -> str:
+    """An input or an output: its name, what numpy calls its type, and its shape."""
     try:
-        return helper.tensor_dtype_to_np_dtype(number).name
+        kind = helper.tensor_dtype_to_np_dtype(type_of(value)).name
     except KeyError:
-        return "another type"
+        kind = "another type"
+    sizes = shape_of(value)
+    words = " x ".join("n" if size is None else str(size) for size in sizes or ()) or "one value"
+    return f"{printable(value.name)}: {kind} {'of any shape' if sizes is None else words}"
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, most: int = _NAME) -> str:
     """A name or a message of a file's making, for a terminal: no control characters, not long."""
-    plain = "".join(sign if sign.isascii() and sign.isprintable() else "?" for sign in text[: _NAME + 1])
-    return plain if len(plain) <= _NAME else f"{plain[:_NAME]}..."
+    plain = "".join(sign if sign.isascii() and sign.isprintable() else "?" for sign in text[: most + 1])
+    return plain if len(plain) <= most else f"{plain[:most]}..."
 
 
 def _parts(message: Any) -> Iterator[Any]:
@@ -151,11 +146,3 @@ def _parts(message: Any) -> Iterator[Any]:
         for field, value in current.ListFields():
             if field.message_type is not None:
                 waiting.extend([value] if hasattr(value, "DESCRIPTOR") else value)
-
-
-def _tensor(value: Any) -> Tensor:
-    kind = value.type.tensor_type
-    if not kind.HasField("shape"):
-        return Tensor(value.name, kind.elem_type, None)
-    shape = tuple(int(one.dim_value) if one.HasField("dim_value") else None for one in kind.shape.dim)
-    return Tensor(value.name, kind.elem_type, shape)

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import TensorProto, parser
 
 from dpswd.private_curator.onnx import format as onnx_format
 from dpswd.private_curator.sandbox.arena import Arena, FloatArray, Slot, contents
 from dpswd.private_curator.sandbox.loop import Message, Operation, Refused
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.graph import MAX_FEATURES
 
 _COMPARED = 16  # records that are evaluated together once, and compared with each alone
 _TOLERANCE = 1e-3  # of a record's largest feature: a batch's products are summed in another order
@@ -75,10 +74,7 @@ class Embedding:
                 f"its output {onnx_format.printable(self._feature)} has shape {value.shape} and type {value.dtype} for "
                 "one record; needed are floating-point numbers of shape (n, ...)"
             )
-        features = prod(value.shape[1:])
-        if not 1 <= features <= MAX_FEATURES:
-            raise _refused(f"its feature has {features} numbers; allowed are 1 to {MAX_FEATURES}: pool it in the model")
-        return {"features": features}
+        return {"features": prod(value.shape[1:])}
 
     def embed(self, message: Message, files: list[int]) -> Message:
         """Writes each record's feature to the arena."""
@@ -122,10 +118,11 @@ class Embedding:
         assert self._model is not None
         (taken,) = self._model.inputs
         values: Any = records
-        if taken.type != TensorProto.FLOAT:
+        kind = onnx_format.type_of(taken)
+        if kind != TensorProto.FLOAT:
             if not (records == np.rint(records)).all():
                 raise _refused("it takes whole numbers, and records hold others: they are not what it was made for")
-            values = records.astype(_NUMBER_TYPES[taken.type])
+            values = records.astype(_NUMBER_TYPES[kind])
         try:
             (features,) = self._session.run([self._feature], {taken.name: values})
         except Exception as error:
@@ -140,21 +137,21 @@ def _takes_batches(model: onnx_format.OnnxModel, record_shape: tuple[int, ...]) 
     if len(model.inputs) != 1:
         raise _refused(f"it has {len(model.inputs)} inputs; a model of one input takes records")
     (taken,) = model.inputs
-    if taken.type not in _NUMBER_TYPES:
-        raise _refused(f"its input is {taken}; records are float32, or whole numbers as int32 or int64")
-    if taken.shape is None:
+    words, sizes = onnx_format.words_of(taken), onnx_format.shape_of(taken)
+    if onnx_format.type_of(taken) not in _NUMBER_TYPES:
+        raise _refused(f"its input is {words}; records are float32, or whole numbers as int32 or int64")
+    if sizes is None:
         return True
-    sizes = taken.shape[1:]
-    if len(taken.shape) != 1 + len(record_shape) or any(
-        size not in (None, has) for size, has in zip(sizes, record_shape, strict=True)
+    if len(sizes) != 1 + len(record_shape) or any(
+        size not in (None, has) for size, has in zip(sizes[1:], record_shape, strict=True)
     ):
         raise _refused(
-            f"its input is {taken}, and n records are n x {' x '.join(map(str, record_shape))}; --record-shape gives "
+            f"its input is {words}, and n records are n x {' x '.join(map(str, record_shape))}; --record-shape gives "
             "records of the same numbers another shape"
         )
-    if taken.shape[0] not in (None, 1):
-        raise _refused(f"it takes {taken.shape[0]} records at once; export it with a batch of open size, or of one")
-    return taken.shape[0] is None
+    if sizes[0] not in (None, 1):
+        raise _refused(f"it takes {sizes[0]} records at once; export it with a batch of open size, or of one")
+    return sizes[0] is None
 
 
 def _feature(model: onnx_format.OnnxModel, chosen: str | None) -> str:
@@ -184,8 +181,7 @@ def _session(data: bytes, *, threads: int) -> Any:
 
 
 def _words(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return "".join(sign if sign.isascii() and sign.isprintable() else "?" for sign in text[:300])
+    return onnx_format.printable(" ".join(str(error).split()), most=300)
 
 
 def _refused(text: str) -> Refused:
@@ -194,9 +190,7 @@ def _refused(text: str) -> Refused:
 
 def operations() -> Mapping[str, Operation]:
     """The messages above; onnxruntime is loaded, and has looked at the machine while its files can still be read."""
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "first", ends[:1], ends[1:])
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    model = parser.parse_model('<ir_version: 8, opset_import: ["" : 13]> first (float[1] x) => (float[1] y) {y = Relu(x)}')
     _session(model.SerializeToString(), threads=1).run(None, {"x": np.ones(1, dtype=np.float32)})
     embedding = Embedding()
     return {"describe": embedding.describe, "open": embedding.open, "embed": embedding.embed}
