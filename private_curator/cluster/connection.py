@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -97,45 +96,35 @@ class Connection:
         """When it last told of a node, on the monotonic clock."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         door, their_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        threading.Thread(target=_keep_door, args=(door, scheduler, connect_s), name="door", daemon=True).start()
         passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         self._process = subprocess.Popen(
-            (sys.executable, "-P", "-m", "dpswd.private_curator.cluster.courier"),
-            stdin=subprocess.PIPE,
+            (sys.executable, "-P", "-m", "dpswd.private_curator.cluster.courier", str(theirs.fileno())),
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             cwd="/",
             env=passed | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
-            pass_fds=(theirs.fileno(), their_door.fileno()),
+            pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-        wishes = {
-            "channel": theirs.fileno(),
-            "door": their_door.fileno(),
-            "scheduler": scheduler,
-            "certificates": str(certificates.resolve()),
-            "connect_s": connect_s,
-        }
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: what follows says so
-            self._process.stdin.write(json.dumps(wishes).encode() + b"\n")
-            self._process.stdin.close()
         theirs.close()
-        their_door.close()
-        threading.Thread(target=_keep_door, args=(door, scheduler, connect_s), name="door", daemon=True).start()
+        assert self._process.stderr is not None
+        wishes = {"scheduler": scheduler, "certificates": str(certificates.resolve()), "connect_s": connect_s}
         try:
             self._channel.settimeout(_START_S)
+            with their_door:
+                send(self._channel, wishes, (their_door.fileno(),))
             held = {str(layer): bool(there) for layer, there in receive(self._channel)[0]["ready"].items()}
         except (ChannelClosed, TimeoutError, KeyError) as error:
             self._process.kill()
-            assert self._process.stderr is not None
-            words = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-            self._process.wait()
+            words = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
             self._channel.close()
             raise SettingsError(
                 f"no cluster at {scheduler} ({words[-1][:300] if words else 'no answer'}); start its scheduler, or "
                 "leave cluster.scheduler out"
             ) from error
-        threading.Thread(target=self._drain, daemon=True).start()
+        self._process.stderr.close()
         if not all(held.values()):
             _log.warning("the cluster's courier is %s: this kernel has no more, or forbids it", list_layers(held))
         self._channel.settimeout(None)
@@ -253,12 +242,6 @@ class Connection:
         except Exception:
             future.set_exception(ShardLost("the cluster's courier sent no message of ours"))
             raise
-
-    def _drain(self) -> None:
-        """Dask's own words about lost connections, for the operator's log."""
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            _log.debug("courier: %s", line.decode(errors="replace").rstrip())
 
 
 def sum_of(answer: bytes, expected: Expected, *, node: str) -> ShardSum:

@@ -17,7 +17,6 @@ Messages (`dpswd.private_curator.sandbox.channel`)::
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import sys
@@ -28,23 +27,22 @@ from typing import Any
 from dpswd.private_curator.sandbox import confinement
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
+from dpswd.private_curator.sandbox.start import silence
 from dpswd.private_curator.sandbox.system_calls import filter_system_calls
 from dpswd.private_curator.storage.certificates import CURATOR
 
 
 def main() -> None:
-    """Standard input is one line of JSON: channel, door, scheduler, certificates, connect_s."""
-    wishes: dict[str, Any] = json.loads(sys.stdin.readline())
-    channel = socket.socket(fileno=wishes["channel"])
+    """The argument is the channel's number; its first message: scheduler, certificates, connect_s, and the door's file."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    wishes, (door,) = receive(channel)
     namespace = confinement.leave_network()  # before a library starts threads
     from dpswd.private_curator.cluster import engine
 
     folder = Path(wishes["certificates"])
-    engine.configure(CURATOR, folder, scheduler=wishes["scheduler"], channel=socket.socket(fileno=wishes["door"]))
+    engine.configure(CURATOR, folder, scheduler=wishes["scheduler"], channel=socket.socket(fileno=door))
     from distributed import Client
     from tornado.ioloop import IOLoop
-
-    from dpswd.private_curator.cluster import work  # noqa: F401 - loaded while its file can be read
 
     security = engine.security(folder)
     loop = asyncio.new_event_loop()  # has sockets of its own, the last that this process makes
@@ -67,6 +65,7 @@ def main() -> None:
         loop=asyncio.run_coroutine_threadsafe(running(), loop).result(),
     )
     with client:
+        silence()  # until here the curator reads errors; from here on words could be a node's
         send(channel, {"ready": held})
         Courier(channel, client).run()
 
@@ -109,7 +108,7 @@ class Courier:
                     self._send({"id": message["id"], "nodes": sum(self._client.nthreads().values())})
 
     def _sum(self, message: dict[str, Any], task: bytes) -> None:
-        from dpswd.private_curator.cluster.work import sum_shard
+        from dpswd.private_curator.cluster.engine import sum_shard
 
         key = message["extractor"]
         try:

@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ from dpswd.private_curator.storage.certificates import (
 from dpswd.shared.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from distributed import Scheduler, Worker
     from distributed.security import Security
 
 _log = logging.getLogger(__name__)
@@ -81,6 +80,8 @@ def configure(
     except ImportError as error:
         raise SettingsError("a cluster needs Dask; install dpswd[cluster]") from error
     dask.config.set(_CONFIGURATION)
+    # Beside its port a member would open an HTTP server.
+    distributed.node.ServerNode.start_http_server = lambda self, *_, **__: setattr(self, "http_server", None)
     logging.getLogger("distributed").setLevel(logging.WARNING)  # each connection would be a line
     from dpswd.private_curator.cluster import transport
 
@@ -130,47 +131,6 @@ def _role(folder: Path) -> str:
     return str(units[0].value) if len(units) == 1 else ""
 
 
-def scheduler(address: str, folder: Path) -> Scheduler:
-    """A scheduler that opens one port and no page."""
-    from distributed import Scheduler
-
-    class OnePort(Scheduler):
-        """Without the HTTP server that Dask opens beside the port; a node gives no tasks, the curator computes none."""
-
-        start_http_server = _no_http
-
-        async def add_client(self, comm: Any, **arguments: Any) -> None:  # type: ignore[override]
-            await _only(CURATOR, comm, super().add_client, arguments)
-
-        async def add_worker(self, comm: Any, **arguments: Any) -> None:
-            await _only(NODE, comm, super().add_worker, arguments)
-
-    host, _, port = address.rpartition(":")
-    with _settings_words(address):
-        return OnePort(host=f"tls://{host}", port=int(port), security=security(folder), dashboard=False)
-
-
-def worker(address: str, folder: Path, *, threads: int, directory: Path, host: str | None) -> Worker:
-    """A member of a scheduler's cluster, in this process: no nanny, no page."""
-    from distributed import Worker
-
-    class OnePort(Worker):
-        """Without the HTTP server that Dask opens beside the port."""
-
-        start_http_server = _no_http
-
-    with _settings_words(address):
-        return OnePort(
-            address,
-            nthreads=threads,
-            security=security(folder),
-            local_directory=str(directory),
-            memory_limit=0,
-            dashboard=False,
-            host=host,
-        )
-
-
 def stop_asked() -> asyncio.Event:
     """Set at SIGTERM or SIGINT, from now on: a signal that comes while a member starts is not lost."""
     asked = asyncio.Event()
@@ -189,12 +149,9 @@ async def _only(role: str, comm: Any, registered: Callable[..., Awaitable[None]]
     return None
 
 
-def _no_http(self: Any, *_: Any, **__: Any) -> None:
-    self.http_server = None
-
-
 @contextlib.contextmanager
-def _settings_words(address: str) -> Any:
+def refusing_address(address: str) -> Iterator[None]:
+    """Raises SettingsError where Dask finds that this is no address."""
     try:
         yield
     except ValueError as error:
@@ -202,13 +159,39 @@ def _settings_words(address: str) -> Any:
 
 
 def schedule(address: str, certificates: Path) -> None:
-    """Schedules until SIGTERM or SIGINT; prints one line once it listens."""
+    """Schedules on one port until SIGTERM or SIGINT; prints one line once it listens."""
     configure(SCHEDULER, certificates)
     asyncio.run(_scheduling(address, certificates))
 
 
-async def _scheduling(address: str, certificates: Path) -> None:
+async def _scheduling(address: str, folder: Path) -> None:
+    from distributed import Scheduler
+
+    class TwoRoles(Scheduler):
+        """A node gives no tasks, the curator computes none."""
+
+        async def add_client(self, comm: Any, **arguments: Any) -> None:  # type: ignore[override]
+            await _only(CURATOR, comm, super().add_client, arguments)
+
+        async def add_worker(self, comm: Any, **arguments: Any) -> None:
+            await _only(NODE, comm, super().add_worker, arguments)
+
     asked = stop_asked()
-    async with scheduler(address, certificates) as member:
+    host, _, port = address.rpartition(":")
+    with refusing_address(address):
+        made = TwoRoles(host=f"tls://{host}", port=int(port), security=security(folder), dashboard=False)
+    async with made as member:
         print(f"scheduling on {member.address}", flush=True)
         await asked.wait()
+
+
+def sum_shard(request: bytes, extractor: tuple[bytes, bytes]) -> bytes:
+    """What Dask calls on a node: the answer to a task (private_curator/cluster/task.py).
+
+    Args:
+        request: the task.
+        extractor: graph and weights.
+    """
+    from dpswd.private_curator.cluster import node  # of which the courier names this without loading it
+
+    return node.answer(request, *extractor)

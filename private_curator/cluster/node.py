@@ -102,11 +102,21 @@ def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates
 
 
 async def _member(settings: CuratorSettings, scheduler: str, certificates: Path, host: str | None) -> None:
+    from distributed import Worker
+
     asked = engine.stop_asked()
     with tempfile.TemporaryDirectory(prefix="dpswd-node-") as directory:
-        threads = settings.compute.parallel_steps
-        member = engine.worker(scheduler, certificates, threads=threads, directory=Path(directory), host=host)
-        async with member:
+        with engine.refusing_address(scheduler):
+            made = Worker(
+                scheduler,
+                nthreads=settings.compute.parallel_steps,
+                security=engine.security(certificates),
+                local_directory=directory,
+                memory_limit=0,
+                dashboard=False,
+                host=host,
+            )
+        async with made as member:
             print(f"node of {scheduler}", flush=True)
             ended = asyncio.create_task(member.finished())  # type: ignore[no-untyped-call]
             await asyncio.wait([ended, asyncio.create_task(asked.wait())], return_when=asyncio.FIRST_COMPLETED)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
+import pyarrow.dataset as pa_dataset
 
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
@@ -18,6 +16,7 @@ from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
 _ENDINGS = (".csv", ".tsv", ".csv.gz", ".parquet")
 _TYPES = {"measurement_date": pa.string(), "value_as_number": pa.float64()}  # others are whole numbers
 _ROWS = 1 << 14
+_HEAD = 1 << 16  # bytes in which the first line of CSV ends
 _CODES = {"measurement": "measurement_concept_id", "condition_occurrence": "condition_concept_id"}
 
 
@@ -37,7 +36,8 @@ def read_omop(
     if not folder.is_dir():
         raise SettingsError(f"{folder} is a file; an OMOP extract is a folder that holds person.csv or person.parquet")
     for name, columns in tables.items():
-        if taken is not None and name in _CODES and not taken[name]:
+        codes = None if taken is None or name not in _CODES else sorted(taken[name])
+        if codes == []:
             continue
         names = [f"{name}{ending}" for ending in _ENDINGS]
         path = next((each for each in sorted(folder.iterdir()) if each.name.lower() in names), None)
@@ -47,42 +47,37 @@ def read_omop(
             continue
         text, remedy = f"{path.name} cannot be read", "it is damaged, or no such table of OMOP CDM 5.4"
         with refusing(pa.ArrowException, OSError, ValueError, KeyError, text=text, remedy=remedy):
-            for batch in _batches(path, columns, mark):
-                part = batch
-                if taken is not None and name in _CODES:
-                    codes = pa.array(sorted(taken[name]), pa.int64())
-                    part = batch.filter(pc.is_in(batch.column(_CODES[name]), value_set=codes))
-                if len(part):
-                    yield name, part.to_pylist()
+            file, stored = _opened(path, columns, mark)
+            chosen = {column: pa_dataset.field(stored[column]).cast(_type(column)) for column in columns}
+            rows = None if codes is None else pa_dataset.field(stored[_CODES[name]]).isin(codes)
+            for batch in file.to_batches(columns=chosen, filter=rows, batch_size=_ROWS, use_threads=False):
+                if len(batch):
+                    yield name, batch.to_pylist()
 
 
-def _batches(path: Path, columns: Sequence[str], mark: str | None) -> Iterator[pa.RecordBatch]:
-    """`columns` under these names, whatever their case in the file."""
-    schema = pa.schema([(name, _TYPES.get(name, pa.int64())) for name in columns])
-    with pq.ParquetFile(path) if path.suffix == ".parquet" else _text(path, columns, mark, schema) as file:
-        stored = _stored(file.schema_arrow.names if path.suffix == ".parquet" else file.schema.names, columns, path)
-        for batch in file.iter_batches(_ROWS, columns=stored) if path.suffix == ".parquet" else file:
-            arrays = [batch.column(name).cast(field.type) for name, field in zip(stored, schema, strict=True)]
-            whole = pa.record_batch(arrays, schema=schema)
-            yield from (whole.slice(start, _ROWS) for start in range(0, len(whole), _ROWS))
-
-
-def _text(path: Path, columns: Sequence[str], mark: str | None, schema: pa.Schema) -> pa_csv.CSVStreamingReader:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as text:
-        head = text.readline().rstrip("\r\n")
+def _opened(path: Path, columns: Sequence[str], mark: str | None) -> tuple[pa_dataset.Dataset, dict[str, str]]:
+    """A table, and what it calls each of these columns: the same but for their case."""
+    if path.suffix == ".parquet":
+        file = pa_dataset.dataset(path)
+        return file, _stored(file.schema.names, columns, path)
+    with pa.input_stream(str(path)) as packed:
+        head = packed.read(_HEAD).decode("utf-8", "replace").partition("\n")[0].rstrip("\r")
     mark = mark or max("\t;,", key=head.count)
     stored = _stored([name.strip('"') for name in head.split(mark)], columns, path)
-    types = {name: field.type for name, field in zip(stored, schema, strict=True)}
-    return pa_csv.open_csv(
-        path,
+    form = pa_dataset.CsvFileFormat(
         parse_options=pa_csv.ParseOptions(delimiter=mark, newlines_in_values=True),
-        convert_options=pa_csv.ConvertOptions(column_types=types, include_columns=stored),
+        convert_options=pa_csv.ConvertOptions(column_types={stored[name]: _type(name) for name in columns}),
     )
+    return pa_dataset.dataset(path, format=form), stored
 
 
-def _stored(names: Sequence[str], columns: Sequence[str], path: Path) -> list[str]:
+def _stored(names: Sequence[str], columns: Sequence[str], path: Path) -> dict[str, str]:
     by_name = {name.lower(): name for name in names}
-    missing = [name for name in columns if name not in by_name]
-    if missing:
-        raise RecordsRefused(f"{path.name} has no column {missing[0]!r}; {no_such(missing[0], sorted(by_name))}")
-    return [by_name[name] for name in columns]
+    for name in columns:
+        if name not in by_name:
+            raise RecordsRefused(f"{path.name} has no column {name!r}; {no_such(name, sorted(by_name))}")
+    return {name: by_name[name] for name in columns}
+
+
+def _type(column: str) -> pa.DataType:
+    return _TYPES.get(column, pa.int64())

@@ -65,13 +65,8 @@ class RowSource:
         self._values = [names.index(name) for name in columns]
         self._label = None if settings.labels_array is None else names.index(settings.labels_array)
         self._person = None if person is None else names.index(person)
-        self.layout = Layout(
-            Format.NPY,
-            np.dtype(np.float32),
-            (len(columns),),
-            columns=tuple(columns),
-            labels=settings.labels_array or "",
-        )
+        labels, stored = settings.labels_array or "", np.dtype(np.float32)
+        self.layout = Layout(Format.NPY, stored, (len(columns),), columns=tuple(columns), labels=labels)
 
     def batches(self) -> Iterator[Batch]:
         """See `Source`."""
@@ -140,22 +135,10 @@ class RowSource:
             yield chosen.execute(self._statement)
 
 
-@contextlib.contextmanager
-def refusing_database() -> Iterator[None]:
-    """A database's error without its words, which may quote a value.
-
-    Raises:
-        RecordsRefused: with the kind of error, and its code where there is one.
-    """
-    try:
-        yield
-    except SQLAlchemyError as error:
-        cause = getattr(error, "orig", None)
-        code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None) or ""
-        kind = f"{type(error).__name__} {code}".strip()
-    else:
-        return
-    raise RecordsRefused(f"the database refuses ({kind}); try the address and the query in its own client first")
+def refusing_database() -> contextlib.AbstractContextManager[None]:
+    """Turns a database's error into a refusal without its words, which may quote a value."""
+    remedy = "try the address and the query in its own client first"
+    return refusing(SQLAlchemyError, text="the database refuses", remedy=remedy)
 
 
 def connect(database: str) -> sa.Engine:
