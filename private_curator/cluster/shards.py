@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import torch
@@ -34,10 +35,11 @@ _RANDOM = secrets.SystemRandom()  # which shards are computed twice: no node may
 _log = logging.getLogger(__name__)
 
 
+@dataclass
 class ClusterShards:
     """Shards on the nodes of a cluster; see `dpswd.private_curator.steps.shards.Shards`. One step at a time.
 
-    Args:
+    Attributes:
         scheduler: its address, tls://host:port.
         certificates: the curator's folder of the cluster: ca.crt, member.crt, member.key.
         meant: what the nodes must have.
@@ -50,27 +52,23 @@ class ClusterShards:
         SettingsError: the courier does not start, or finds no scheduler.
     """
 
-    def __init__(
-        self,
-        scheduler: str,
-        certificates: Path,
-        *,
-        meant: task.Meant,
-        own: Callable[[AnyLinearRun, ExtractorSource, Shard], ShardSum],
-        computed_twice: float = 0.1,
-        connect_s: float = 30.0,
-        pass_seconds: float = math.inf,
-    ) -> None:
-        self._where = scheduler, certificates, connect_s
-        self._meant = meant
-        self._own = own
-        self._computed_twice = computed_twice
-        self._pass_seconds = pass_seconds
-        self._turn = threading.Lock()
-        self._changing = threading.Lock()
+    scheduler: str
+    certificates: Path
+    _: KW_ONLY
+    meant: task.Meant
+    own: Callable[[AnyLinearRun, ExtractorSource, Shard], ShardSum]
+    computed_twice: float = 0.1
+    connect_s: float = 30.0
+    pass_seconds: float = math.inf
+
+    def __post_init__(self) -> None:
+        self._turn, self._changing = threading.Lock(), threading.Lock()
         self._closed = False
         self._connecting: threading.Thread | None = None
-        self._connection = Connection(scheduler, certificates, connect_s=connect_s)
+        self._connection = self._new_connection()
+
+    def _new_connection(self) -> Connection:
+        return Connection(self.scheduler, self.certificates, connect_s=self.connect_s)
 
     def ready(self) -> None:
         """See `dpswd.private_curator.steps.shards.Shards`. A courier that has ended is started again."""
@@ -83,8 +81,8 @@ class ClusterShards:
             begun, questions = time.monotonic(), [connection.ask()]
             connection.extractor(extractor.key, *extractor.read())
             parts = divided(run, parallel=max(1, connection.nodes))
-            twice = frozenset(_RANDOM.sample(parts, math.ceil(self._computed_twice * len(parts))))
-            second = _Second(connection, run, extractor, meant=self._meant, own=self._own)
+            twice = frozenset(_RANDOM.sample(parts, math.ceil(self.computed_twice * len(parts))))
+            second = _Second(connection, run, extractor, self.meant, self.own)
 
             def at_once() -> int:
                 """By the newest answer; asks anew, for the next time."""
@@ -97,12 +95,12 @@ class ClusterShards:
                     )
                 return connection.nodes
 
-            with second:
+            with contextlib.closing(second):
                 results = gathered(
                     parts,
                     lambda shard: second.compared(shard) if shard in twice else second.asked(shard),
                     at_once=at_once,
-                    pass_seconds=self._pass_seconds,
+                    pass_seconds=self.pass_seconds,
                 )
                 yield from (computed.sum for computed in results)
 
@@ -146,9 +144,8 @@ class ClusterShards:
     def _connect(self) -> None:
         if not self._connection.ended:  # another request has done it
             return
-        scheduler, certificates, connect_s = self._where
         try:
-            connection = Connection(scheduler, certificates, connect_s=connect_s)
+            connection = self._new_connection()
         except SettingsError as error:
             _log.error("the cluster is not there: %s", error)
             return
@@ -191,37 +188,33 @@ def cluster_of(
     )
 
 
+@dataclass
 class _Second:
     """Shards of one step: computed by one node, or by two machines that must agree to the bit."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        run: AnyLinearRun,
-        extractor: ExtractorSource,
-        *,
-        meant: task.Meant,
-        own: Callable[[AnyLinearRun, ExtractorSource, Shard], ShardSum],
-    ) -> None:
-        self._connection, self._run, self._extractor, self._meant, self._own = connection, run, extractor, meant, own
-        self._like = run.accumulator(torch.device("cpu")).sums
+    connection: Connection
+    run: AnyLinearRun
+    extractor: ExtractorSource
+    meant: task.Meant
+    own: Callable[[AnyLinearRun, ExtractorSource, Shard], ShardSum]
+
+    def __post_init__(self) -> None:
+        self._like = self.run.accumulator(torch.device("cpu")).sums
         self._begun: list[Future[Computed]] = []
         self._threads = ThreadPoolExecutor(max_workers=_MOST_COMPARED, thread_name_prefix="compared")
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        for future in self._begun:  # nobody waits for them any more; a comparison that waits for one ends
+    def close(self) -> None:
+        """Nobody waits for them any more; a comparison that waits for one ends."""
+        for future in self._begun:
             future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def asked(self, shard: Shard, *, beside: str = "") -> Future[Computed]:
         """The sum of one node, which is not `beside`."""
-        return self._connection.submit(
-            task.to_bytes(self._run, shard, self._meant),
-            key=self._extractor.key,
-            expected=Expected(shard, self._like, self._run.checked),
+        return self.connection.submit(
+            task.to_bytes(self.run, shard, self.meant),
+            key=self.extractor.key,
+            expected=Expected(shard, self._like, self.run.checked),
             beside=beside,
         )
 
@@ -236,7 +229,7 @@ class _Second:
         try:
             other = second.result()
         except NoOtherNode:
-            other = Computed(self._own(self._run, self._extractor, shard), "the curator's own machine")
+            other = Computed(self.own(self.run, self.extractor, shard), "the curator's own machine")
         if task.sum_to_bytes(one.sum) != task.sum_to_bytes(other.sum):
             _log.error("%r and %r computed different sums of one shard: one of them lies", one.node, other.node)
             raise NodeRefused("two machines of the cluster computed different sums; the curator's log says which")
