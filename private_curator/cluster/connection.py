@@ -275,7 +275,7 @@ def sum_of(answer: bytes, expected: Expected, *, node: str) -> ShardSum:
 def _keep_door(channel: socket.socket, scheduler: str, connect_s: float) -> None:
     """Hands over a new connection to the scheduler for each byte that comes, until the channel ends; b"-" for none.
 
-    Nothing is read from a connection here, or written to it: it is for `transport.Door`, which may open none.
+    Nothing is read from a connection here, or written to it: it is for `engine.Door`, which may open none.
 
     Args:
         channel: to the courier; closed in the end.

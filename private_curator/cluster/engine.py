@@ -2,6 +2,10 @@
 
 Whoever holds a certificate of the cluster can run code on its scheduler and nodes: Dask sends functions. So the cluster
 has an authority of its own, which signs nothing else, and everything that Dask opens beside TLS is closed.
+
+Each side looks at the role in the other's certificate, its organizational unit, before it says a word. The scheduler
+takes in nodes and the curator, and calls nodes; a node takes in the scheduler and nodes, and accepts the scheduler's
+certificate alone at the scheduler's address; the curator calls the scheduler, and takes in nobody.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +88,87 @@ def configure(
     # Beside its port a member would open an HTTP server.
     distributed.node.ServerNode.start_http_server = lambda self, *_, **__: setattr(self, "http_server", None)
     logging.getLogger("distributed").setLevel(logging.WARNING)  # each connection would be a line
-    from dpswd.private_curator.cluster import transport
-
     if (own := _role(certificates)) != role:
         raise SettingsError(f"{certificates} is the folder of a {own or 'stranger'}; needed is that of a {role}")
-    transport.use(role, scheduler=scheduler, door=None if channel is None else transport.Door(channel))
+    _tell_roles_apart(role, scheduler=scheduler, door=None if channel is None else Door(channel))
+
+
+def _tell_roles_apart(own: str, *, scheduler: str | None, door: Door | None) -> None:
+    """From now on this process speaks TLS as a member of this role, and looks at the role of whomever it meets."""
+    from distributed.comm.core import FatalCommClosedError
+    from distributed.comm.registry import backends
+    from distributed.comm.tcp import TLSBackend, TLSConnector, TLSListener
+
+    others = {SCHEDULER: {NODE, CURATOR}, NODE: {SCHEDULER, NODE}, CURATOR: set[str]()}[own]
+
+    class Connector(TLSConnector):
+        """Calls."""
+
+        if door is not None:
+            client = door  # type: ignore[assignment]
+
+        async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> Any:
+            comm = await super().connect(address, deserialize, **arguments)  # type: ignore[no-untyped-call]
+            required = SCHEDULER if own == CURATOR or f"tls://{address}" == scheduler else NODE
+            if (role := role_of(comm.extra_info.get("peercert"))) != required:
+                comm.abort()
+                _log.error("the member at %s has a certificate for %r, and not for %r", address, role, required)
+                raise FatalCommClosedError(f"{address} has a certificate for {role!r}; needed is one for {required!r}")
+            return comm
+
+    class Listener(TLSListener):
+        """Takes in."""
+
+        async def _prepare_stream(self, stream: Any, address: str) -> Any:
+            ready = await super()._prepare_stream(stream, address)  # type: ignore[no-untyped-call]
+            if ready is None or (role := role_of(ready.socket.getpeercert())) in others:
+                return ready
+            _log.error("the member at %s has a certificate for %r, whom a %s does not take in", address, role, own)
+            ready.close()
+            return None
+
+    class Roles(TLSBackend):
+        """TLS whose members are told apart."""
+
+        _connector_class, _listener_class = Connector, Listener
+
+    backends["tls"] = Roles()
+
+
+def role_of(certificate: Mapping[str, Any] | None) -> str:
+    """The role in a peer's certificate, as `ssl` tells it; "" where there is none."""
+    subject = (certificate or {}).get("subject", ())
+    units = [value for part in subject for name, value in part if name == "organizationalUnitName"]
+    return units[0] if len(units) == 1 else ""
+
+
+class Door:
+    """In the place of a TCP client, in a process that may open no socket: asks the curator for connections.
+
+    Args:
+        channel: to `connection._keep_door`, at the curator.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._turn = threading.Lock()
+
+    async def connect(self, _: str, __: int, *, max_buffer_size: int, ssl_options: Any) -> Any:
+        """A stream to the scheduler, whatever address was asked for."""
+        from tornado.iostream import IOStream
+
+        raw = await asyncio.get_running_loop().run_in_executor(None, self._opened)
+        return await IOStream(raw, max_buffer_size=max_buffer_size).start_tls(False, ssl_options)
+
+    def _opened(self) -> socket.socket:
+        with self._turn:
+            self._channel.sendall(b"?")
+            _, files, _, _ = socket.recv_fds(self._channel, 1, 1)
+        if not files:
+            raise ConnectionRefusedError("the scheduler cannot be reached")
+        raw = socket.socket(fileno=files[0])
+        raw.setblocking(False)
+        return raw
 
 
 def security(folder: Path) -> Security:
@@ -140,8 +221,6 @@ def stop_asked() -> asyncio.Event:
 
 
 async def _only(role: str, comm: Any, registered: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> None:
-    from dpswd.private_curator.cluster.transport import role_of
-
     if (own := role_of(comm.extra_info.get("peercert"))) == role:
         return await registered(comm, **arguments)
     _log.error("a member with a certificate for %r came as a %s; it was sent away", own, role)
