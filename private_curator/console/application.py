@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from dpswd.private_curator.console.acts import Acts
@@ -37,12 +37,9 @@ _log = logging.getLogger(__name__)
 PUBLICATION = "/publication"
 LEAVE = "/sign-in/leave"
 FLOW = "dpswd-sign-in"
-_STATIC = {
-    "/console.css": "text/css; charset=utf-8",
-    "/console.js": "text/javascript; charset=utf-8",
-    "/favicon.svg": "image/svg+xml",
-}
-"""Every file that is served, by its path: no other name is looked for."""
+_FILES = Path(__file__).with_name("static")
+_STATIC = ("/console.css", "/console.js", "/favicon.svg")
+"""Every file that is served: no other name is looked for."""
 _MOST_FIELDS = 16
 
 _WRONG = "This token is not, or no longer, good: each is good once. The console's terminal shows the one that is."
@@ -65,9 +62,8 @@ def console(
     pages = Pages(home)
     acts = Acts(home, pages=pages)
     routes = [
-        *(Route(path, _file(path, kind)) for path, kind in _STATIC.items()),
-        *_signing(sessions, home.operator, by_token=vouching is None),
-        *([] if vouching is None else _entering(sessions, vouching, origins)),
+        *(Route(path, lambda request: FileResponse(_FILES / request.url.path[1:])) for path in _STATIC),
+        *_signing(sessions, home.operator, vouching, origins),
         *(Route(path, look) for path, look in pages.routes().items()),
         *(Route(path, _checked(act, path), methods=["POST"]) for path, act in acts.routes().items()),
     ]
@@ -127,20 +123,46 @@ def who_vouches(home: HomeDirectory, *, on_socket: bool) -> Provider | Proxy | N
     return Proxy(chosen, os.geteuid())
 
 
-def _entering(sessions: Sessions, vouching: Provider | Proxy, origins: frozenset[str]) -> list[Route]:
-    """The way in over somebody who vouches."""
+def _sign_in_page(*, status: int = 200, **values: Any) -> Response:
+    return page("sign-in", status=status, **{"operator": "", "by_token": False, "token": "", "wrong": "", **values})
+
+
+def _signing(
+    sessions: Sessions, operator: str, vouching: Provider | Proxy | None, origins: frozenset[str]
+) -> list[Route]:
+    """The way in, by a token or over whoever vouches, and the way out."""
+    door = functools.partial(_sign_in_page, operator=operator, by_token=vouching is None)
+    # Not on a loopback address: it has no TLS, and nothing on the way that could listen.
     secure = all(origin.startswith("https:") for origin in origins)
+
+    def with_cookie(reply: Response, cookie: str) -> Response:
+        reply.set_cookie(
+            COOKIE, cookie, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict", secure=secure
+        )
+        return reply
 
     def let_in(request: Request, person: Person) -> Response:
         # A page and no redirect: what it asks for next is its own request, which gets the strict cookie.
         reply = page("signed-in", name=person.subject["name"])
-        cookie = sessions.enter(person, instead_of=request.cookies.get(COOKIE))
-        _give_cookie(reply, cookie, secure=secure)
-        return reply
+        return with_cookie(reply, sessions.enter(person, instead_of=request.cookies.get(COOKIE)))
+
+    async def look(request: Request) -> Response:
+        if request.state.session is not None:
+            return RedirectResponse("/", status_code=303)
+        return door(token=request.query_params.get("token", ""))
+
+    async def by_token(request: Request) -> Response:
+        async with request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=MAX_FORM_BYTES) as form:
+            token = form.get("token")
+        cookie = sessions.sign_in(token.strip()) if isinstance(token, str) else None
+        if cookie is None:
+            return door(wrong=_WRONG, status=403)
+        return with_cookie(RedirectResponse("/", status_code=303), cookie)
 
     async def leave(request: Request) -> Response:
         if isinstance(vouching, Proxy):
             return let_in(request, vouching.person(request.scope))
+        assert vouching is not None
         origin = next(each for each in origins if each.partition("//")[2] == request.headers["host"])
         reply, cookie = await vouching.leave(request, back=f"{origin}{ANSWER}")
         # Lax: the browser comes back from the provider's page.
@@ -148,39 +170,8 @@ def _entering(sessions: Sessions, vouching: Provider | Proxy, origins: frozenset
         return reply
 
     async def answer(request: Request) -> Response:
-        assert not isinstance(vouching, Proxy)
+        assert vouching is not None and not isinstance(vouching, Proxy)
         return let_in(request, await vouching.enter(request, request.cookies.get(FLOW)))
-
-    return [Route(LEAVE, leave), *([] if isinstance(vouching, Proxy) else [Route(ANSWER, answer)])]
-
-
-def _give_cookie(reply: Response, cookie: str, *, secure: bool = False) -> None:
-    # Not Secure on a loopback address: it has no TLS, and nothing on the way that could listen.
-    reply.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict", secure=secure)
-
-
-def _sign_in_page(*, status: int = 200, **values: Any) -> Response:
-    return page("sign-in", status=status, **{"operator": "", "by_token": False, "token": "", "wrong": "", **values})
-
-
-def _signing(sessions: Sessions, operator: str, *, by_token: bool) -> list[Route]:
-    """The way in by a token, or to whoever vouches, and the way out."""
-    door = functools.partial(_sign_in_page, operator=operator, by_token=by_token)
-
-    async def look(request: Request) -> Response:
-        if request.state.session is not None:
-            return RedirectResponse("/", status_code=303)
-        return door(token=request.query_params.get("token", ""))
-
-    async def sign_in(request: Request) -> Response:
-        async with request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=MAX_FORM_BYTES) as form:
-            token = form.get("token")
-        cookie = sessions.sign_in(token.strip()) if isinstance(token, str) else None
-        if cookie is None:
-            return door(wrong=_WRONG, status=403)
-        reply = RedirectResponse("/", status_code=303)
-        _give_cookie(reply, cookie)
-        return reply
 
     def sign_out(request: Request, _form: FormData) -> Response:
         sessions.sign_out(request.cookies.get(COOKIE))
@@ -190,18 +181,11 @@ def _signing(sessions: Sessions, operator: str, *, by_token: bool) -> list[Route
 
     return [
         Route(SIGN_IN, look, methods=["GET"]),
-        Route(SIGN_IN, sign_in, methods=["POST"]),
+        Route(SIGN_IN, by_token, methods=["POST"]),
         Route("/sign-out", _checked(sign_out, "/sign-out"), methods=["POST"]),
+        *([] if vouching is None else [Route(LEAVE, leave)]),
+        *([] if vouching is None or isinstance(vouching, Proxy) else [Route(ANSWER, answer)]),
     ]
-
-
-def _file(path: str, kind: str) -> Callable[[Request], object]:
-    content = resources.files("dpswd.private_curator.console").joinpath("static", path.removeprefix("/")).read_bytes()
-
-    async def endpoint(_request: Request) -> Response:
-        return Response(content, media_type=kind)
-
-    return endpoint
 
 
 def _too_large(_request: Request, _error: Exception) -> Response:

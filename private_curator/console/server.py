@@ -108,18 +108,12 @@ def listen_on_loopback(address: str) -> Listening:
             f"--address is {address!r}; the console listens on this machine's loopback alone: write 127.0.0.1:8466 or "
             "[::1]:8466. From another machine come over ssh -L, or give it a --socket"
         )
-    bound = socket.socket(socket.AF_INET6 if numeric.version == 6 else socket.AF_INET)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    family, shown = (socket.AF_INET6, f"[{numeric}]") if numeric.version == 6 else (socket.AF_INET, str(numeric))
     try:
-        bound.bind((str(numeric), number))
-        bound.listen()
+        bound = socket.create_server((str(numeric), number), family=family)
     except OSError as error:
-        bound.close()
-        raise SettingsError(
-            f"--address {address} cannot be bound ({error.strerror}); free the port or choose another (0 takes a free "
-            "one)"
-        ) from error
-    shown = f"[{numeric}]" if numeric.version == 6 else str(numeric)
+        text = f"--address {address} cannot be bound ({os.strerror(error.errno)})"
+        raise SettingsError(f"{text}; free the port or choose another (0 takes a free one)") from error
     return Listening(bound, f"{shown}:{bound.getsockname()[1]}")
 
 

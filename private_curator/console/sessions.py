@@ -92,25 +92,21 @@ class Sessions:
     def of(self, cookie: str | None, *, looks: bool = True) -> Session | None:
         """The session of a cookie, as long as it lasts; it lasts longer where somebody looks."""
         with self._lock:
-            now = self._clock()
-            self._drop_ended(now)
-            session = None if cookie is None else self._open.get(_key(cookie))
+            session = self._living().get(_key(cookie))
             if session is not None and looks:
-                session.seen = now
+                session.seen = self._clock()
             return session
 
     def sign_out(self, cookie: str | None) -> None:
         """Ends a session."""
         with self._lock:
-            if cookie is not None:
-                self._open.pop(_key(cookie), None)
+            self._open.pop(_key(cookie), None)
 
     def _new_session(self, person: Person | None) -> str:
-        now, cookie = self._clock(), secrets.token_urlsafe(32)
-        self._drop_ended(now)
-        while len(self._open) >= MAX_SESSIONS:
-            del self._open[next(iter(self._open))]
-        self._open[_key(cookie)] = Session(csrf=secrets.token_urlsafe(32), opened=now, seen=now, person=person)
+        now, cookie, living = self._clock(), secrets.token_urlsafe(32), self._living()
+        while len(living) >= MAX_SESSIONS:
+            del living[next(iter(living))]
+        living[_key(cookie)] = Session(csrf=secrets.token_urlsafe(32), opened=now, seen=now, person=person)
         return cookie
 
     def _new_token(self) -> None:
@@ -118,11 +114,13 @@ class Sessions:
         if self._announce is not None:
             self._announce(self._token)
 
-    def _drop_ended(self, now: float) -> None:
+    def _living(self) -> dict[str, Session]:
+        now = self._clock()
         for key, session in list(self._open.items()):
             if now - session.opened >= SESSION_S or now - session.seen >= IDLE_S:
                 del self._open[key]
+        return self._open
 
 
-def _key(cookie: str) -> str:
-    return hashlib.sha256(cookie.encode()).hexdigest()
+def _key(cookie: str | None) -> str:
+    return hashlib.sha256((cookie or "").encode()).hexdigest()
