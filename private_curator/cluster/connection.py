@@ -31,9 +31,6 @@ _MOST_WORDS = 500  # of a node's that are kept, in the operator's log alone
 
 _log = logging.getLogger(__name__)
 
-_Reading = Callable[[dict[str, Any], bytes], Any]
-"""Makes the result of a message of the courier's and of the file beside it."""
-
 
 class NodeRefused(DpswdError):
     """A node did not compute a shard, and not because it was lost: it has other records or software, or it lies."""
@@ -85,7 +82,7 @@ class Connection:
 
     def __init__(self, scheduler: str, certificates: Path, *, connect_s: float) -> None:
         self._sending = threading.Lock()
-        self._open: dict[int, tuple[Future[Any], _Reading]] = {}
+        self._open: dict[int, tuple[Future[Any], Expected | None]] = {}
         self._next = 0
         self._closing = False
         self.ended = False
@@ -133,15 +130,7 @@ class Connection:
 
     def ask(self) -> Future[int]:
         """Asks for the number of nodes; the answer comes later, and also stands in `nodes`."""
-
-        def counted(message: dict[str, Any], _answer: bytes) -> int:
-            before, self.nodes = self.nodes, int(message["nodes"])
-            self.seen = time.monotonic() if self.nodes else self.seen
-            if self.nodes < before:
-                _log.warning("nodes have left the cluster: %d shards side by side, %d before", self.nodes, before)
-            return self.nodes
-
-        return self._asked({"op": "nodes"}, counted)[1]
+        return self._asked({"op": "nodes"}, None)[1]
 
     def extractor(self, key: str, graph: bytes, weights: bytes) -> None:
         """Hands over the extractor of the shards that follow."""
@@ -161,22 +150,16 @@ class Connection:
             ShardLost: the courier has ended.
         """
 
-        def computed(message: dict[str, Any], answer: bytes) -> Computed:
-            if message.get("alone"):
-                raise NoOtherNode("there is no other node")
-            node = str(message.get("node", ""))[:_MOST_ADDRESS]
-            return Computed(sum_of(answer, expected, node=node), node)
-
-        number, future = self._asked({"op": "sum", "extractor": key, "beside": beside}, computed, task)
+        number, future = self._asked({"op": "sum", "extractor": key, "beside": beside}, expected, task)
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return future
 
-    def _asked(self, message: dict[str, Any], read: _Reading, *parts: bytes) -> tuple[int, Future[Any]]:
-        """Sends a question; `read` makes the future's result of the answer."""
+    def _asked(self, message: dict[str, Any], expected: Expected | None, *parts: bytes) -> tuple[int, Future[Any]]:
+        """Sends a question: for a sum that is expected, or for the number of nodes."""
         future: Future[Any] = Future()
         with self._sending:
             number, self._next = self._next, self._next + 1
-            self._open[number] = future, read
+            self._open[number] = future, expected
             self._send(message | {"id": number}, *parts)
         return number, future
 
@@ -232,16 +215,30 @@ class Connection:
                 future.set_exception(ShardLost("the cluster's courier has ended"))
 
     def _take(self, message: dict[str, Any], answer: bytes) -> None:
-        future, read = self._open.pop(int(message.get("id", -1)), (None, None))
-        if future is None or read is None or not future.set_running_or_notify_cancel():
+        future, expected = self._open.pop(int(message.get("id", -1)), (None, None))
+        if future is None or not future.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(read(message, answer))
+            future.set_result(self._counted(message) if expected is None else _computed(message, answer, expected))
         except DpswdError as error:
             future.set_exception(error)
         except Exception:
             future.set_exception(ShardLost("the cluster's courier sent no message of ours"))
             raise
+
+    def _counted(self, message: dict[str, Any]) -> int:
+        before, self.nodes = self.nodes, int(message["nodes"])
+        self.seen = time.monotonic() if self.nodes else self.seen
+        if self.nodes < before:
+            _log.warning("nodes have left the cluster: %d shards side by side, %d before", self.nodes, before)
+        return self.nodes
+
+
+def _computed(message: dict[str, Any], answer: bytes, expected: Expected) -> Computed:
+    if message.get("alone"):
+        raise NoOtherNode("there is no other node")
+    node = str(message.get("node", ""))[:_MOST_ADDRESS]
+    return Computed(sum_of(answer, expected, node=node), node)
 
 
 def sum_of(answer: bytes, expected: Expected, *, node: str) -> ShardSum:
@@ -283,7 +280,7 @@ def _keep_door(channel: socket.socket, scheduler: str, connect_s: float) -> None
         connect_s: seconds that a connection may take.
     """
     place = urlsplit(scheduler)
-    try:
+    with channel, contextlib.suppress(OSError):  # the courier has ended
         while channel.recv(1):
             try:
                 opened = socket.create_connection((place.hostname or "", place.port or 0), timeout=connect_s)
@@ -292,7 +289,3 @@ def _keep_door(channel: socket.socket, scheduler: str, connect_s: float) -> None
                 continue
             with opened:
                 socket.send_fds(channel, [b"+"], [opened.fileno()])
-    except OSError:  # the courier has ended
-        return
-    finally:
-        channel.close()

@@ -23,7 +23,6 @@ from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.private_curator.steps.engines import make_engine, report
 from dpswd.private_curator.steps.shards import LocalShards, ShardLost
 from dpswd.private_curator.storage.certificates import NODE
-from dpswd.shared.core.errors import DpswdError
 from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.mechanisms import every_mechanism
@@ -67,8 +66,6 @@ class Node:
             return task.STOPPED + str(error).encode()
         except ShardLost:
             return task.LOST
-        except DpswdError as error:
-            return task.FAILED + type(error).__name__.encode()
         except Exception as error:  # noqa: BLE001 - the boundary: no text of an error leaves the node
             _log.error("a shard failed with %s", type(error).__name__)
             return task.FAILED + type(error).__name__.encode()

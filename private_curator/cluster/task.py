@@ -63,15 +63,8 @@ class Meant:
             labels: of them.
         """
         software = f"dpswd {version('dpswd')} ({_code()}), torch {torch.__version__}"
-        return cls(
-            digest,
-            records.record_shape,
-            records.scale,
-            records.offset,
-            _digest(labels, records.count),
-            software,
-            torch.get_num_threads(),
-        )
+        of_labels, threads = _digest(labels, records.count), torch.get_num_threads()
+        return cls(digest, records.record_shape, records.scale, records.offset, of_labels, software, threads)
 
     def differs(self, other: Meant) -> str:
         """What of another is different, in words; "" for nothing.

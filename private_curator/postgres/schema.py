@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from dpswd.private_curator.books.location import Watcher, changed, copy_tables
@@ -106,15 +105,14 @@ class PostgresSchema:
 
     def exists(self) -> bool:
         """Whether the schema holds anything."""
-        with self._session() as connection:
-            return self._occupied(connection)
+        with self._session() as session:
+            return self._occupied(session)
 
     def open(self, *, lock_timeout_s: float) -> PostgresDatabase:
         """See `LedgerLocation.open`."""
-        with self._session() as connection:
-            if not self._occupied(connection):
+        with self._session() as session:
+            if not self._occupied(session):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
-            session = PostgresSession(connection)
             _check_tables(session)
             # Of several hosts, one is to take over; what it lacks then was charged and answered all the same.
             several = "," in str(self._parameters().get("host", ""))
@@ -128,31 +126,30 @@ class PostgresSchema:
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """See `LedgerLocation.create`."""
-        with self._session(lock_timeout_s=lock_timeout_s) as connection:
-            connection.execute("BEGIN")
+        with self._session(lock_timeout_s=lock_timeout_s) as session:
+            session.execute("BEGIN")
             # One maker of this schema after the other.
-            connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (LOCK_SPACE + 1, self.schema))
-            if self._occupied(connection):
+            session.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (LOCK_SPACE + 1, self.schema))
+            if self._occupied(session):
                 raise LedgerUnavailable(f"{self} exists already; open it, or choose another schema")
-            _make(session := PostgresSession(connection), self.schema)
+            _make(session, self.schema)
             fill(session)
             made = "the ledger may be there all the same: mend the standby, then drop this schema or choose another"
-            commit(connection, self, spent=made)
+            commit(session.connection, self, spent=made)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
         """See `LedgerLocation.reading`."""
-        with self._session() as connection:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            if not self._occupied(connection):
+        with self._session() as session:
+            session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if not self._occupied(session):
                 raise LedgerUnavailable(f"there is no ledger in {self}")
-            yield PostgresSession(connection)
+            yield session
 
     def defects(self, session: Session) -> list[str]:
         """See `LedgerLocation.defects`. Makes the tables anew in a schema that is never committed, and compares."""
         fresh = f"dpswd_layout_{secrets.token_hex(4)}"
-        with self._session() as connection:
-            made = PostgresSession(connection)
+        with self._session() as made:
             made.execute(f"BEGIN; SET LOCAL search_path TO {fresh}")
             _make(made, fresh)
             expected = _layout_of(made, fresh)
@@ -185,20 +182,18 @@ class PostgresSchema:
     def report_missing(self, receipt: SignedEntry) -> None:
         """See `LedgerLocation.report_missing`."""
         try:
-            with self._session() as connection:
-                connection.execute(
-                    "INSERT INTO missing (seq, statement, signature) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
-                    (receipt.seq, receipt.statement, receipt.signature),
-                )
+            with self._session() as session:
+                insert = "INSERT INTO missing (seq, statement, signature) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+                session.execute(insert, (receipt.seq, receipt.statement, receipt.signature))
         except DpswdError as error:
             _log.warning("the others could not be told that entry %d is missing: %s", receipt.seq, type(error).__name__)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """See `LedgerLocation.alone`."""
-        with self._session() as connection:
-            lock = "SELECT pg_try_advisory_lock(?, hashtext(?))"
-            if not PostgresSession(connection).value(lock, LOCK_SPACE, self.schema):
+        lock = LOCK_SPACE, self.schema
+        with self._session() as session:
+            if not session.value("SELECT pg_try_advisory_lock(?, hashtext(?))", *lock):
                 raise LedgerUnavailable(f"a curator serves the ledger in {self}: stop every replica first")
             try:
                 yield
@@ -206,47 +201,46 @@ class PostgresSchema:
                 # The server frees it too, but only once it notices that we left: a curator that starts now would be
                 # told that a restore is under way.
                 with contextlib.suppress(psycopg.Error):  # a session that broke holds nothing
-                    connection.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", (LOCK_SPACE, self.schema))
+                    session.execute("SELECT pg_advisory_unlock(?, hashtext(?))", lock)
 
     def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
         """See `LedgerLocation.replace`. One transaction: the restored ledger is there complete, or nothing changed."""
-        with self._session() as connection, SqliteFile(backup).reading() as source:
-            connection.execute("BEGIN")
-            if self._occupied(connection):
-                self._set_aside(connection)
-            _make(target := PostgresSession(connection), self.schema)
+        with self._session() as target, SqliteFile(backup).reading() as source:
+            target.execute("BEGIN")
+            if self._occupied(target):
+                self._set_aside(target)
+            _make(target, self.schema)
             copy_tables(source, target)
             log(target)
             restored = "the restored ledger may be there all the same: mend the standby, then restore again"
-            commit(connection, self, spent=restored)
+            commit(target.connection, self, spent=restored)
 
-    def _set_aside(self, connection: Connection) -> None:
+    def _set_aside(self, session: PostgresSession) -> None:
         """Renames the present schema, inside the caller's transaction."""
         # An operator's program may be in the middle of an act: it ends first, and whoever waits behind us looks the
-        # tables up anew.
-        tables = connection.execute(
-            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s) AND relkind = 'r' "
-            "ORDER BY relname <> 'ledger', relname",  # writers begin with this one: no deadlock
-            (self.schema,),
-        ).fetchall()
+        # tables up anew. Writers begin with `ledger`: no deadlock.
+        tables = session.value(
+            "SELECT string_agg(oid::regclass::text, ', ' ORDER BY relname <> 'ledger', relname) FROM pg_class "
+            "WHERE relnamespace = to_regnamespace(?) AND relkind = 'r'",
+            self.schema,
+        )
         if tables:
-            names = sql.SQL(", ").join(sql.Identifier(self.schema, name) for (name,) in tables)
-            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+            session.execute(f"LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE")
         number = 1
-        while self._occupied(connection, schema := f"{self.schema}_replaced_{number}"):
+        while self._occupied(session, schema := f"{self.schema}_replaced_{number}"):
             number += 1
-        connection.execute(f"ALTER SCHEMA {self.schema} RENAME TO {schema}".encode())
+        session.execute(f"ALTER SCHEMA {self.schema} RENAME TO {schema}")
 
-    def _occupied(self, connection: Connection, schema: str | None = None) -> bool:
+    def _occupied(self, session: PostgresSession, schema: str | None = None) -> bool:
         anything = "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace(?))"
-        return bool(PostgresSession(connection).value(anything, schema or self.schema))
+        return bool(session.value(anything, schema or self.schema))
 
     @contextlib.contextmanager
-    def _session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Connection]:
+    def _session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[PostgresSession]:
         """A connection of one's own; what is not committed when the block ends is rolled back."""
         try:
             with contextlib.closing(self.connect(lock_timeout_s=lock_timeout_s, hung="0")) as connection:
-                yield connection
+                yield PostgresSession(connection)
         except psycopg.Error as error:
             raise translate(error, self) from error
 
@@ -274,39 +268,33 @@ class PostgresSchema:
         password = {} if self.password_file is None else {"password": self._password()}
         connection: Connection = psycopg.connect(self.url, autocommit=True, **defaults, **password)  # type: ignore[arg-type]
         try:
-            self._prepare(connection, lock_timeout_s=lock_timeout_s, hung=hung)
+            self._prepare(PostgresSession(connection), lock_timeout_s=lock_timeout_s, hung=hung)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _prepare(self, connection: Connection, *, lock_timeout_s: float, hung: str) -> None:
-        if connection.info.server_version < OLDEST_SERVER * 10_000:
-            raise LedgerUnavailable(
-                f"{self} is PostgreSQL {connection.info.server_version // 10_000}; needed is {OLDEST_SERVER} or newer"
-            )
+    def _prepare(self, session: PostgresSession, *, lock_timeout_s: float, hung: str) -> None:
+        server = session.connection.info
+        if (version := server.server_version // 10_000) < OLDEST_SERVER:
+            raise LedgerUnavailable(f"{self} is PostgreSQL {version}; needed is {OLDEST_SERVER} or newer")
         settings = {
             **_SESSION,
             "search_path": self.schema,
             "lock_timeout": f"{max(1, round(lock_timeout_s * 1000))}ms",
             "idle_in_transaction_session_timeout": hung,
         }
-        connection.execute(
-            "SELECT set_config(name, setting, false) FROM unnest(%s::text[], %s::text[]) AS wanted (name, setting)",
-            (list(settings), list(settings.values())),
-        )
+        session.execute("; ".join(f"SET {name} = '{value}'" for name, value in settings.items()))
+        ask = "SELECT current_setting('synchronous_commit'), current_setting('fsync'), pg_backend_pid()"
+        synchronous, fsync, pid = session.execute(ask).fetchone()
         # A commit that does not wait for the disk would be forgotten by a loss of power, after its reply was sent.
-        connection.execute(
-            "SELECT set_config('synchronous_commit', 'on', false) "
-            "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-        )
-        row = connection.execute("SELECT current_setting('fsync'), pg_backend_pid()").fetchone()
-        assert row is not None
-        if row[0] != "on":
+        if synchronous in ("off", "local"):
+            session.execute("SET synchronous_commit = on")
+        if fsync != "on":
             raise LedgerUnavailable(
                 f"the server of {self} runs with fsync off: a loss of power would forget charges; switch it on"
             )
-        if row[1] != connection.info.backend_pid:
+        if pid != server.backend_pid:
             raise LedgerUnavailable(
                 f"a connection pooler stands before {self}, and locks of a session would go astray: connect to the "
                 "server itself"
