@@ -95,7 +95,7 @@ class Connection:
         door, their_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         threading.Thread(target=_keep_door, args=(door, scheduler, connect_s), name="door", daemon=True).start()
         passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             (sys.executable, "-P", "-m", "dpswd.private_curator.cluster.courier", str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -149,7 +149,6 @@ class Connection:
         Raises:
             ShardLost: the courier has ended.
         """
-
         number, future = self._asked({"op": "sum", "extractor": key, "beside": beside}, expected, task)
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
         return future

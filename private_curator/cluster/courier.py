@@ -33,7 +33,7 @@ from dpswd.private_curator.storage.certificates import CURATOR
 
 
 def main() -> None:
-    """The argument is the channel's number; its first message: scheduler, certificates, connect_s, and the door's file."""
+    """The argument is the channel; its first message scheduler, certificates and connect_s, with the door's file."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     wishes, (door,) = receive(channel)
     namespace = confinement.leave_network()  # before a library starts threads

@@ -81,12 +81,12 @@ def configure(
     """
     try:
         import dask
-        import distributed  # noqa: F401 - its defaults are loaded before ours are set
+        import distributed
     except ImportError as error:
         raise SettingsError("a cluster needs Dask; install dpswd[cluster]") from error
     dask.config.set(_CONFIGURATION)
-    # Beside its port a member would open an HTTP server.
-    distributed.node.ServerNode.start_http_server = lambda self, *_, **__: setattr(self, "http_server", None)
+    member: Any = distributed.node.ServerNode  # which would open an HTTP server beside its port
+    member.start_http_server = lambda self, *_, **__: setattr(self, "http_server", None)
     logging.getLogger("distributed").setLevel(logging.WARNING)  # each connection would be a line
     if (own := _role(certificates)) != role:
         raise SettingsError(f"{certificates} is the folder of a {own or 'stranger'}; needed is that of a {role}")

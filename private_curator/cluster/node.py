@@ -115,5 +115,5 @@ async def _member(settings: CuratorSettings, scheduler: str, certificates: Path,
             )
         async with made as member:
             print(f"node of {scheduler}", flush=True)
-            ended = asyncio.create_task(member.finished())  # type: ignore[no-untyped-call]
+            ended = asyncio.create_task(member.finished())
             await asyncio.wait([ended, asyncio.create_task(asked.wait())], return_when=asyncio.FIRST_COMPLETED)

@@ -21,7 +21,6 @@ from dpswd.private_curator.operator.report import report_page, signed_page
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.shared.core.errors import InvalidValue
 
-
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")
 _ENTRY = re.compile("[0-9]{1,18}")  # what a database can hold; Python reads no number of 5,000 digits
 

@@ -170,7 +170,8 @@ def _signing(
         return reply
 
     async def answer(request: Request) -> Response:
-        assert vouching is not None and not isinstance(vouching, Proxy)
+        assert vouching is not None
+        assert not isinstance(vouching, Proxy)
         return let_in(request, await vouching.enter(request, request.cookies.get(FLOW)))
 
     def sign_out(request: Request, _form: FormData) -> Response:

@@ -102,7 +102,7 @@ class Pages:
         books, day = record.reading.books, record.now.date().isoformat()
         preview = priced(proposal, client=client, books=books, settings=record.settings, day=day)
         request.state.session.looked = proposal, client, preview
-        more = {"words": proposal.purpose, "digest": proposal.digest}
+        more: _Values = {"words": proposal.purpose, "digest": proposal.digest}
         return self._show("publication", request, record, chosen=client, preview=preview, **more)
 
     def _credentials(self, request: Request) -> Response:

@@ -112,7 +112,7 @@ def listen_on_loopback(address: str) -> Listening:
     try:
         bound = socket.create_server((str(numeric), number), family=family)
     except OSError as error:
-        text = f"--address {address} cannot be bound ({os.strerror(error.errno)})"
+        text = f"--address {address} cannot be bound ({error.strerror})"
         raise SettingsError(f"{text}; free the port or choose another (0 takes a free one)") from error
     return Listening(bound, f"{shown}:{bound.getsockname()[1]}")
 

@@ -190,7 +190,7 @@ def _refused(text: str) -> Refused:
 
 def operations() -> Mapping[str, Operation]:
     """The messages above; onnxruntime is loaded, and has looked at the machine while its files can still be read."""
-    model = parser.parse_model('<ir_version: 8, opset_import: ["" : 13]> first (float[1] x) => (float[1] y) {y = Relu(x)}')
-    _session(model.SerializeToString(), threads=1).run(None, {"x": np.ones(1, dtype=np.float32)})
+    first = parser.parse_model('<ir_version: 8, opset_import: ["" : 13]> f (float[1] x) => (float[1] y) {y = Relu(x)}')
+    _session(first.SerializeToString(), threads=1).run(None, {"x": np.ones(1, dtype=np.float32)})
     embedding = Embedding()
     return {"describe": embedding.describe, "open": embedding.open, "embed": embedding.embed}

@@ -354,9 +354,9 @@ class PostgresDatabase:
         connection = self._connection
         if connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE:
             # What fails here ends the transaction as well; the caller learns of the error that made us roll back.
-            with contextlib.suppress(psycopg.Error):
+            try:
                 connection.execute("ROLLBACK")
-            if connection.info.transaction_status is not TransactionStatus.IDLE:
+            except psycopg.Error:
                 self._disconnect()
 
     def _disconnect(self) -> None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from dpswd.private_curator.sources.fhir import read_fhir
-from dpswd.private_curator.sources.omop import read_omop
+from dpswd.private_curator.sources.extracts import CODES, FEMALE, MALE, TABLES, read_fhir, read_omop
 from dpswd.private_curator.sources.sql import RowSource, address_of, connect, refusing_database
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.problems import RecordsRefused
@@ -25,16 +24,6 @@ from dpswd.shared.records.problems import RecordsRefused
 if TYPE_CHECKING:
     from dpswd.private_curator.settings.groups import RecordsSettings
 
-TABLES = {
-    "person": ("person_id", "year_of_birth", "gender_concept_id"),
-    "measurement": (
-        "measurement_id", "person_id", "measurement_concept_id", "measurement_date", "value_as_number",
-        "unit_concept_id",
-    ),
-    "condition_occurrence": ("person_id", "condition_concept_id"),
-}  # fmt: skip
-"""What is read of OMOP."""
-_FEMALE, _MALE = 8532, 8507  # OMOP's concepts
 _ALLOWED = "year_of_birth, female, measurement:CODE, measurement:CODE@UNIT and condition:CODE"
 _person, _measurement, _condition = (sa.table(name, *map(sa.column, columns)) for name, columns in TABLES.items())
 
@@ -66,7 +55,7 @@ def person_source(
         taken: dict[str, set[Any]] | None = None
         if settings.columns:
             taken = {table: {code for what, code, _ in codes.values() if table.startswith(what)} for table in TABLES}
-        rows = read_fhir(path, taken, lost) if fhir else read_omop(path, TABLES, taken, settings.delimiter)
+        rows = read_fhir(path, taken, lost) if fhir else read_omop(path, taken, settings.delimiter)
         with engine.begin() as connection:
             for table, part in rows:
                 into = sa.table(table, *map(sa.column, TABLES[table])).insert().prefix_with("OR IGNORE")
@@ -117,7 +106,7 @@ def _flattening(codes: dict[str, tuple[str, Any, Any]]) -> sa.Select[Any]:
             ever = (_condition.c.person_id == _person.c.person_id) & (_condition.c.condition_concept_id == code)
             value = sa.case((sa.exists().where(ever), 1), else_=0)
         elif what == "female":
-            value = sa.case((_person.c.gender_concept_id == _FEMALE, 1), (_person.c.gender_concept_id == _MALE, 0))
+            value = sa.case((_person.c.gender_concept_id == FEMALE, 1), (_person.c.gender_concept_id == MALE, 0))
         else:
             value = _person.c.year_of_birth
         values.append(value.label(name))
@@ -132,15 +121,13 @@ def _of(code: Any, unit: Any) -> list[sa.ColumnElement[bool]]:
 def _count(connection: sa.Connection, code: Any, unit: Any, lost: Counter[str]) -> None:
     """Adds what of a measurement goes into no row, and refuses numbers of several units."""
     m = _measurement.c
-    strange = sa.true() if unit is None else sa.or_(m.unit_concept_id != unit, m.unit_concept_id.is_(None))
-    stranger = m.person_id.not_in(sa.select(_person.c.person_id))
-    for words, where in (
-        ("measurements without a number", m.value_as_number.is_(None)),
-        ("measurements in another unit", strange if unit is not None else sa.false()),
-        ("measurements of nobody in person", stranger),
-    ):
-        number = connection.scalar(sa.select(sa.func.count()).where(m.measurement_concept_id == code, where)) or 0
-        lost[words] += number
+    left_out = {
+        "measurements without a number": m.value_as_number.is_(None),
+        "measurements in another unit": sa.false() if unit is None else m.unit_concept_id.is_distinct_from(unit),
+        "measurements of nobody in person": m.person_id.not_in(sa.select(_person.c.person_id)),
+    }
+    for words, where in left_out.items():
+        lost[words] += connection.scalar(sa.select(sa.func.count()).where(*_of(code, None), where)) or 0
     units = sa.select(m.unit_concept_id).where(*_of(code, None), sa.func.coalesce(m.unit_concept_id, 0) != 0).distinct()
     several = [str(each) for (each,) in connection.execute(units.limit(10))] if unit is None else []
     if len(several) > 1:
@@ -153,12 +140,11 @@ def _count(connection: sa.Connection, code: Any, unit: Any, lost: Counter[str]) 
 def _frequent(engine: sa.Engine) -> list[str]:
     """The measurements and conditions of most records, for the operator's terminal."""
     names = []
-    for what, code in (
-        ("measurement", _measurement.c.measurement_concept_id), ("condition", _condition.c.condition_concept_id),
-    ):  # fmt: skip
-        most = sa.select(code).group_by(code).order_by(sa.func.count().desc(), code).limit(5)
+    for table, column in CODES.items():
+        code: sa.ColumnClause[Any] = sa.column(column)
+        most = sa.select(code).select_from(sa.table(table)).group_by(code).order_by(sa.func.count().desc(), code)
         with refusing_database(), engine.connect() as connection:
-            names += [f"{what}:{each}" for (each,) in connection.execute(most)]
+            names += [f"{table.partition('_')[0]}:{each}" for (each,) in connection.execute(most.limit(5))]
     return names
 
 
@@ -169,6 +155,6 @@ def _temporary() -> sa.Engine:
         for name, columns in TABLES.items():
             key = " PRIMARY KEY" if name == "person" else ""
             connection.exec_driver_sql(f"CREATE TABLE {name} ({columns[0]}{key}, {', '.join(columns[1:])})")
-        for name, code in (("measurement", "measurement_concept_id"), ("condition_occurrence", "condition_concept_id")):
+        for name, code in CODES.items():
             connection.exec_driver_sql(f"CREATE INDEX by_code_{name} ON {name} ({code}, person_id)")
     return engine
