@@ -77,7 +77,7 @@ def configure(
         channel: to the curator, which opens this process's connections.
 
     Raises:
-        SettingsError: Dask is not installed, or the folder is of another role.
+        SettingsError: Dask is not installed, or the folder lacks a file or is of another role.
     """
     try:
         import dask
@@ -88,7 +88,15 @@ def configure(
     member: Any = distributed.node.ServerNode  # which would open an HTTP server beside its port
     member.start_http_server = lambda self, *_, **__: setattr(self, "http_server", None)
     logging.getLogger("distributed").setLevel(logging.WARNING)  # each connection would be a line
-    if (own := _role(certificates)) != role:
+    missing = [name for name in (CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY) if not (certificates / name).is_file()]
+    if missing:
+        raise SettingsError(
+            f"{certificates} lacks {', '.join(missing)}; make it with `dpswd-curator cluster certificates` and copy "
+            "the member's folder here"
+        )
+    subject = x509.load_pem_x509_certificate((certificates / MEMBER_CERTIFICATE).read_bytes()).subject
+    own = ", ".join(str(unit.value) for unit in subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME))
+    if own != role:
         raise SettingsError(f"{certificates} is the folder of a {own or 'stranger'}; needed is that of a {role}")
     _tell_roles_apart(role, scheduler=scheduler, door=None if channel is None else Door(channel))
 
@@ -193,23 +201,6 @@ def security(folder: Path) -> Security:
     )
     made.read = Security.get_connection_args(made, "client")  # type: ignore[no-untyped-call]
     return made
-
-
-def _role(folder: Path) -> str:
-    """What the member of this folder is.
-
-    Raises:
-        SettingsError: a file is missing.
-    """
-    missing = [name for name in (CA_CERTIFICATE, MEMBER_CERTIFICATE, MEMBER_KEY) if not (folder / name).is_file()]
-    if missing:
-        raise SettingsError(
-            f"{folder} lacks {', '.join(missing)}; make it with `dpswd-curator cluster certificates` and copy the "
-            "member's folder here"
-        )
-    subject = x509.load_pem_x509_certificate((folder / MEMBER_CERTIFICATE).read_bytes()).subject
-    units = subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
-    return str(units[0].value) if len(units) == 1 else ""
 
 
 def stop_asked() -> asyncio.Event:

@@ -81,9 +81,12 @@ class Acts:
 
     def _approve(self, request: Request, form: FormData) -> Response:
         """A share of its own only where one is given, as on the command line."""
+        file = form.get("request")
+        if not isinstance(file, UploadFile) or not file.filename:
+            raise InvalidValue("no request was chosen; choose its file. Nothing was done")
         issued, renewed = acts.approve_certificate(
             self._at(request),
-            uploaded(form, "request"),
+            file.file.read(),
             days=int(number(form, "days")),  # as the command line: what a second operator repeats is the very same
             epsilon=number(form, "epsilon") if form.get("epsilon") else None,
             fingerprint=str(form.get("fingerprint", "")),
@@ -162,14 +165,6 @@ def field(form: FormData, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue(f"the field {name!r} is empty; nothing was done")
     return value.strip()
-
-
-def uploaded(form: FormData, name: str) -> bytes:
-    """A file of a form; raises InvalidValue: there is none."""
-    file = form.get(name)
-    if not isinstance(file, UploadFile) or not file.filename:
-        raise InvalidValue(f"no {name} was chosen; choose its file. Nothing was done")
-    return file.file.read()
 
 
 def number(form: FormData, name: str) -> float:

@@ -75,11 +75,13 @@ class Door:
         if scope["type"] != "http":  # no web sockets, and nothing is done at the process's start and end
             return
         refusal = self._refusal(scope)
-        body = _Body(receive, self.room.get(scope["path"], MAX_FORM_BYTES))
         if refusal is not None:
             await refusal(scope, receive, _dressed(send))
         else:
-            await self.pages(scope, body, _dressed(send))
+            await self.pages(scope, _Body(receive, self._room(scope)), _dressed(send))
+
+    def _room(self, scope: Scope) -> int:
+        return self.room.get(scope["path"], MAX_FORM_BYTES)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Why a request gets no further; None where it may. Puts the session into the scope's state."""
@@ -90,7 +92,8 @@ class Door:
             return _refused(405, f"allowed are {', '.join(METHODS)}", Allow=", ".join(METHODS))
         if not self._at_home(headers, method):
             return _refused(403, "the request comes from another page than this console's")
-        if not _fits(headers, self.room.get(scope["path"], MAX_FORM_BYTES)):
+        length = headers.get("content-length", "0")
+        if not (length.isdecimal() and len(length) <= 18 and int(length) <= self._room(scope)):
             return _refused(413, "the request is too large")
         if "content-length" in headers and "transfer-encoding" in headers:  # which of the two ends it?
             return _refused(400, "a request has one length: Content-Length or Transfer-Encoding", Connection="close")
@@ -160,11 +163,6 @@ def origins_of(address: str, further: Iterable[str] = (), *, by_tls: bool = Fals
             )
         made.add(origin)
     return frozenset(made)
-
-
-def _fits(headers: Headers, room: int) -> bool:
-    length = headers.get("content-length", "0")
-    return length.isdecimal() and len(length) <= 18 and int(length) <= room
 
 
 def _dressed(send: Send) -> Send:

@@ -5,7 +5,6 @@ Templates call what stands here for sentences and the chart, and the operator's 
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from starlette.responses import HTMLResponse
 
 from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.books.operators import who
-from dpswd.private_curator.operator.charts import SpentOverTime, spent_over_time
+from dpswd.private_curator.operator.charts import spent_over_time
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts, Overview, ahead
 from dpswd.private_curator.operator.history import Point
 from dpswd.private_curator.operator.officer import STATEMENTS, items
@@ -39,9 +38,6 @@ _PAGES = {name: f"/{name}" for name in _NAMES} | {
 }
 """Where a thing is done here that a message sends an operator to, by its words or by the command's first one."""
 
-_SIZES = {"wide": (1000.0, 300.0), "narrow": (320.0, 220.0)}
-"""Width and height of a desktop's chart and of a phone's. A page holds both, the style sheet shows one."""
-
 
 def linked(text: str) -> Markup:
     """Our own words, in which each act that has a page here leads to it."""
@@ -50,11 +46,6 @@ def linked(text: str) -> Markup:
         page = _PAGES.get(parts[place].rpartition("dpswd-curator ")[2], "")
         parts[place] = Markup('<a href="{}">{}</a>').format(page, parts[place]) if page else escape(parts[place])
     return Markup("").join(parts)
-
-
-def charts(overview: Overview, *, now: dt.datetime) -> dict[str, SpentOverTime]:
-    """The account over time, for a desktop and for a phone."""
-    return {name: spent_over_time(overview, size=size, now=now) for name, size in _SIZES.items()}
 
 
 def chart_in_words(overview: Overview) -> str:
@@ -72,16 +63,6 @@ def what_of(point: Point) -> str:
     if point.run:
         return f"run {point.run[:8]}"
     return f"{point.kind.replace('-', ' ')} to {point.epsilon:g}" if point.entry > 1 else "opened"
-
-
-def bar(client: ClientFacts, *, whole: float) -> tuple[float, str]:
-    """What a client's bar is of, and its figures in words."""
-    spent = rounded(client.spent, up=True)
-    if client.share is None:
-        return whole, f"epsilon {spent} spent; no share of its own, the data set's {whole:g} limits it"
-    assert client.remaining is not None
-    left = rounded(client.remaining, up=False)
-    return client.share, f"epsilon {spent} spent of its share of {client.share:g}; {left} left"
 
 
 def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> str:
@@ -105,8 +86,8 @@ def again(noted: Mapping[str, Any]) -> str:
 _TEMPLATES = environment("dpswd.private_curator.console", "dpswd.private_curator.operator")
 _TEMPLATES.filters["linked"] = linked
 _TEMPLATES.globals |= {"places": PLACES, "most_rows": ROWS, "leaf_days": LEAF_DAYS, "why": WHY_COUNTS_DIFFER}
-_TEMPLATES.globals |= {"statements": STATEMENTS, "charts": charts, "chart_in_words": chart_in_words, "what_of": what_of}
-_TEMPLATES.globals |= {"ahead": ahead, "bar": bar, "effect": effect, "again": again, "items": items, "who": who}
+_CALLED = (again, ahead, chart_in_words, effect, items, spent_over_time, what_of, who)
+_TEMPLATES.globals |= {"statements": STATEMENTS} | {each.__name__: each for each in _CALLED}
 
 
 def page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

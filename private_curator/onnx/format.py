@@ -68,7 +68,8 @@ def read_model(data: bytes) -> OnnxModel:
     if not graph.node:
         raise InvalidValue("this is no ONNX model: it holds no graph of operators; export the network to ONNX")
     for function in model.functions:
-        if _registered(function.domain):  # onnxruntime would take an operator of its own by that name
+        # onnxruntime would take an operator of its own by that name
+        if function.domain in _STANDARD or f"{function.domain}.".startswith(tuple(f"{one}." for one in _RUNTIME)):
             raise InvalidValue(
                 f"it defines a function {printable(function.name)} in the domain {printable(function.domain)!r}, where "
                 "onnxruntime may have an operator of that name; export the model without fused operators"
@@ -101,10 +102,6 @@ def read_model(data: bytes) -> OnnxModel:
         operators=operators,
         weights=sum(prod(max(0, dim) for dim in tensor.dims) for tensor in graph.initializer),
     )
-
-
-def _registered(domain: str) -> bool:
-    return domain in _STANDARD or any(domain == one or domain.startswith(f"{one}.") for one in _RUNTIME)
 
 
 def type_of(value: ValueInfoProto) -> int:

@@ -62,13 +62,9 @@ class Embedding:
         self._compared = not _takes_batches(self._model, shape)
         self._session = _session(self._data, threads=message["threads"])
         self._data = b""
-        try:
-            value = self._evaluated(np.zeros((1, *shape), dtype=np.float32))
-        except MemoryError:
-            raise
-        except Exception as error:
-            # Of the model and a record of zeros: nothing in it is private.
-            raise _refused(f"it cannot be evaluated on one record: {_words(error)}") from error
+        # An error's words are of the model and a record of zeros: nothing in them is private.
+        cannot = "it cannot be evaluated on one record: {}"
+        value = self._evaluated(np.zeros((1, *shape), dtype=np.float32), cannot=cannot)
         if value.ndim < 1 or value.shape[0] != 1 or value.dtype.kind != "f":
             raise _refused(
                 f"its output {onnx_format.printable(self._feature)} has shape {value.shape} and type {value.dtype} for "
@@ -94,14 +90,9 @@ class Embedding:
 
     def _compare(self, records: FloatArray, alone: FloatArray) -> None:
         self._compared = True
-        try:
-            together = self._evaluated(records)
-        except MemoryError:
-            raise
-        except Exception as error:  # each of them was evaluated alone; its words may quote a record
-            raise _refused(
-                "it declares a batch of open size and cannot be evaluated on one; export it with a batch of one"
-            ) from error
+        # Each of them was evaluated alone; an error's words may quote a record.
+        cannot = "it declares a batch of open size and cannot be evaluated on one; export it with a batch of one"
+        together = self._evaluated(records, cannot=cannot)
         agree = together.shape[:1] == alone.shape[:1] and together.size == alone.size
         if agree:
             with np.errstate(invalid="ignore"):
@@ -114,7 +105,8 @@ class Embedding:
                 "it, and the same model elsewhere would give others: export it in evaluation mode (model.eval())"
             )
 
-    def _evaluated(self, records: FloatArray) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
+    def _evaluated(self, records: FloatArray, *, cannot: str = "") -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
+        """The features; an error refuses the model where `cannot` says how, which may ask for the error's words."""
         assert self._model is not None
         (taken,) = self._model.inputs
         values: Any = records
@@ -128,7 +120,9 @@ class Embedding:
         except Exception as error:
             if "alloc" in str(error):  # onnxruntime's exceptions are not Python's MemoryError
                 raise MemoryError from error
-            raise
+            if not cannot:
+                raise
+            raise _refused(cannot.format(_words(error))) from error
         return np.asarray(features)
 
 

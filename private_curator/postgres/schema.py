@@ -113,7 +113,11 @@ class PostgresSchema:
         with self._session() as session:
             if not self._occupied(session):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
-            _check_tables(session)
+            table = session.value("SELECT to_regclass('ledger')")
+            row = None if table is None else session.execute("SELECT version FROM ledger").fetchone()
+            if row is None:
+                raise LedgerCorrupt("the schema holds tables, but no ledger: choose another one, or restore a backup")
+            schema.check_version(row[0])
             # Of several hosts, one is to take over; what it lacks then was charged and answered all the same.
             several = "," in str(self._parameters().get("host", ""))
             if several and session.value("SELECT current_setting('synchronous_standby_names')") == "":
@@ -265,8 +269,15 @@ class PostgresSchema:
         """
         chosen = self._parameters()
         defaults = {name: value for name, value in _CONNECTION.items() if name not in chosen}
-        password = {} if self.password_file is None else {"password": self._password()}
-        connection: Connection = psycopg.connect(self.url, autocommit=True, **defaults, **password)  # type: ignore[arg-type]
+        if self.password_file is not None:
+            try:
+                defaults["password"] = self.password_file.read_text().partition("\n")[0].rstrip("\r")
+            except OSError as error:
+                raise SettingsError(
+                    f"ledger.password_file {self.password_file} cannot be read: {error.strerror}; make it readable for "
+                    "the curator's user"
+                ) from error
+        connection: Connection = psycopg.connect(self.url, autocommit=True, **defaults)  # type: ignore[arg-type]
         try:
             self._prepare(PostgresSession(connection), lock_timeout_s=lock_timeout_s, hung=hung)
         except BaseException:
@@ -299,16 +310,6 @@ class PostgresSchema:
                 f"a connection pooler stands before {self}, and locks of a session would go astray: connect to the "
                 "server itself"
             )
-
-    def _password(self) -> str:
-        assert self.password_file is not None
-        try:
-            return self.password_file.read_text().partition("\n")[0].rstrip("\r")
-        except OSError as error:
-            raise SettingsError(
-                f"ledger.password_file {self.password_file} cannot be read: {error.strerror}; make it readable for "
-                "the curator's user"
-            ) from error
 
 
 _BESIDE_THE_TABLES = """
@@ -379,19 +380,6 @@ def _make(session: Session, name: str) -> None:
     schema.make_tables(session, integer="BIGINT", binary="BYTEA")
     session.execute(_BESIDE_THE_TABLES)
     session.execute("INSERT INTO ledger (singleton, version) VALUES (true, ?)", (schema.VERSION,))
-
-
-def _check_tables(session: Session) -> None:
-    """Looks whether the session's schema holds a ledger of this program's version.
-
-    Raises:
-        LedgerCorrupt: it does not.
-    """
-    (table,) = session.execute("SELECT to_regclass('ledger')").fetchone()
-    row = None if table is None else session.execute("SELECT version FROM ledger").fetchone()
-    if row is None:
-        raise LedgerCorrupt("the schema holds tables, but no ledger: choose another schema, or restore a backup")
-    schema.check_version(row[0])
 
 
 def _layout_of(session: Session, name: str) -> dict[str, str]:

@@ -121,7 +121,8 @@ def read_fhir(path: Path, taken: Taken, lost: Counter[str]) -> Rows:
         table, read = _READ[kind]
         part = waiting.setdefault(table, [])
         try:
-            if _status(resource) & _WITHDRAWN:
+            codings = resource.get("verificationStatus", {}).get("coding", [])
+            if _WITHDRAWN & {resource.get("status", ""), *(each.get("code") for each in codings)}:
                 lost["resources that were withdrawn"] += 1
                 continue
             read_rows = [row for row in read(resource, number) if taken is None or _code(row) in {None, *taken[table]}]
@@ -132,11 +133,6 @@ def read_fhir(path: Path, taken: Taken, lost: Counter[str]) -> Rows:
         if len(part) >= _ROWS:
             yield table, waiting.pop(table)
     yield from ((table, part) for table, part in waiting.items() if part)
-
-
-def _status(resource: dict[str, Any]) -> set[str]:
-    codings = resource.get("verificationStatus", {}).get("coding", [])
-    return {resource.get("status", ""), *(each.get("code") for each in codings)}
 
 
 def _code(row: dict[str, Any]) -> str | None:

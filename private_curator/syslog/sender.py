@@ -54,13 +54,11 @@ class Sender:
         data_set: public name.
 
     Raises:
-        SettingsError: a certificate cannot be read, or there is no address in these settings.
+        SettingsError: a certificate cannot be read.
     """
 
     def __init__(self, settings: SyslogSettings, home: Path, ledger: Ledger, asks: AskBook, *, data_set: str) -> None:
-        if settings.address is None:
-            raise SettingsError("syslog.address names no receiver")
-        host, _, port = settings.address.rpartition(":")
+        host, _, port = str(settings.address).rpartition(":")
         self._receiver, self._name = (host.strip("[]"), int(port)), host.strip("[]")
         self._tls = _tls(settings, home)
         self._cursor = home / CURSOR
@@ -107,9 +105,9 @@ class Sender:
         return self._message(_INFORMATIONAL if by_clients else _NOTICE, entry.kind, entry.time, fields)
 
     def _message(self, severity: int, kind: str, time: str, fields: dict[str, Any]) -> bytes:
-        """A message of RFC 5424 with JSON as its text; of fields those that are short."""
-        short = {name: value for name, value in fields.items() if len(str(value)) <= _LONGEST}
-        plain = {name: value for name, value in short.items() if isinstance(value, (str, bool, int, float))}
+        """A message of RFC 5424 with JSON as its text; of fields those that are plain and short."""
+        simple = {name: value for name, value in fields.items() if isinstance(value, (str, bool, int, float))}
+        plain = {name: value for name, value in simple.items() if len(str(value)) <= _LONGEST}
         text = json.dumps({"data_set": self._data_set, "kind": kind, **plain}, sort_keys=True)
         head = f"<{8 * _FACILITY + severity}>1 {time} {socket.gethostname()} dpswd {os.getpid()} {kind} -"
         return f"{head} {text}".encode("ascii")
