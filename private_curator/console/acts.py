@@ -74,7 +74,8 @@ class Acts:
         delta = number(form, "delta") if form.get("delta") else None
         if "shown" not in form:
             preview = acts.extension(self._at(request), epsilon=epsilon, delta=delta)
-            return self._pages.effect(request, preview, {"epsilon": epsilon, "delta": delta, "reason": reason})
+            asked = {"epsilon": epsilon, "delta": delta, "reason": reason}
+            return self._pages.show("effect", request, None, effect=preview, asked=asked)
         typed = str(form.get("typed", ""))
         acts.extend_budget(self._at(request), epsilon=epsilon, delta=delta, reason=reason, typed=typed)
         return _done(request, "/budget", f"The budget is extended to epsilon {epsilon:g}.")

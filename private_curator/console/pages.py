@@ -23,7 +23,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from dpswd.private_curator.console.door import LIVE, SIGN_IN
 from dpswd.private_curator.console.rendering import PLACES, ROWS, page
 from dpswd.private_curator.operator import seconding
-from dpswd.private_curator.operator.guards import Effect
 from dpswd.private_curator.operator.history import Category, selected
 from dpswd.private_curator.operator.record import Record, changes
 from dpswd.private_curator.settings import tree as configuration
@@ -62,25 +61,21 @@ class Pages:
     def refused(self, request: Request, error: Exception) -> Response:
         """The page of an error that says what to do: nothing was done."""
         status = 503 if isinstance(error, LedgerError) else 404 if isinstance(error, GrantNotHeld) else 409
-        return self._show("refused", request, None, status=status, text=str(error), heading="That was not possible")
+        return self.show("refused", request, None, status=status, text=str(error), heading="That was not possible")
 
     def not_there(self, request: Request, error: Exception) -> Response:
         """The page of an address that leads nowhere, or of a form that is not to be trusted."""
         assert isinstance(error, HTTPException)
         if request.state.session is None:
             return RedirectResponse(SIGN_IN, status_code=303)
-        text = "There is no such page." if error.status_code == 404 else error.detail
-        heading = "Not found" if error.status_code == 404 else "Refused"
-        return self._show("refused", request, None, status=error.status_code, text=text, heading=heading)
+        status, there = error.status_code, error.status_code != 404
+        text, heading = (error.detail, "Refused") if there else ("There is no such page.", "Not found")
+        return self.show("refused", request, None, status=status, text=text, heading=heading)
 
     def noted(self, request: Request, error: Exception) -> Response:
         """Where an act that waits for a second operator stands."""
         request.state.session.notices.append(str(error))
         return RedirectResponse("/requests", status_code=303)
-
-    def effect(self, request: Request, effect: Effect, asked: _Values) -> Response:
-        """What extending the budget changes, before it is done."""
-        return self._show("effect", request, None, effect=effect, asked=asked)
 
     def price(self, request: Request, form: FormData) -> Response:
         """What a proposal would release and cost; charges nothing and keeps nothing."""
@@ -103,7 +98,7 @@ class Pages:
         preview = priced(proposal, client=client, books=books, settings=record.settings, day=day)
         request.state.session.looked = proposal, client, preview
         more: _Values = {"words": proposal.purpose, "digest": proposal.digest}
-        return self._show("publication", request, record, chosen=client, preview=preview, **more)
+        return self.show("publication", request, record, chosen=client, preview=preview, **more)
 
     def _credentials(self, request: Request) -> Response:
         """What a client needs beside its key, none of it secret."""
@@ -126,11 +121,11 @@ class Pages:
     def _looks(self, template: str, worked_out: _WorkedOut = lambda *_: {}) -> _Look:
         def look(request: Request) -> Response:
             record = Record(self._home)
-            return self._show(template, request, record, **worked_out(record, request))
+            return self.show(template, request, record, **worked_out(record, request))
 
         return look
 
-    def _show(
+    def show(
         self, template: str, request: Request, record: Record | None, *, status: int = 200, **values: Any
     ) -> Response:
         """A page in its frame; without a record, as after an error, the frame says less."""

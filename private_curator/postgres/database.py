@@ -138,8 +138,25 @@ def commit(connection: Connection, location: object, *, spent: str = "repeat the
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What a transaction finds when it begins.
+class PostgresSession:
+    """An open transaction of psycopg as the ledger's statements expect it."""
+
+    connection: Connection
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
+        """See `dpswd.private_curator.core.ledger.database.Session`; the statements hold no literal question mark."""
+        if not parameters:
+            return self.connection.execute(sql.encode())
+        return self.connection.execute(sql.replace("?", "%s").encode(), parameters)
+
+    def value(self, sql: str, *parameters: Any) -> Any:
+        """The one value that a statement gives."""
+        return self.execute(sql, parameters).fetchone()[0]
+
+
+@dataclass(frozen=True)
+class BegunSession(PostgresSession):
+    """One that `begin` has begun, and what it found then.
 
     Attributes:
         time: by the server's clock.
@@ -154,24 +171,6 @@ class Beginning:
     missing: tuple[SignedEntry, ...]
 
 
-@dataclass(frozen=True)
-class PostgresSession:
-    """An open transaction of psycopg as the ledger's statements expect it; what it found, where it began by `begin`."""
-
-    connection: Connection
-    beginning: Beginning | None = None
-
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
-        """See `dpswd.private_curator.core.ledger.database.Session`; the statements hold no literal question mark."""
-        if not parameters:
-            return self.connection.execute(sql.encode())
-        return self.connection.execute(sql.replace("?", "%s").encode(), parameters)
-
-    def value(self, sql: str, *parameters: Any) -> Any:
-        """The one value that a statement gives."""
-        return self.execute(sql, parameters).fetchone()[0]
-
-
 def settle(connection: Connection, location: object) -> None:
     """Returns when what was seen before is as durable as a commit makes it.
 
@@ -184,7 +183,7 @@ def settle(connection: Connection, location: object) -> None:
     commit(connection, location)
 
 
-def begin(connection: Connection, statements: str = READ) -> PostgresSession:
+def begin(connection: Connection, statements: str = READ) -> BegunSession:
     """A transaction that begins with these; raises LedgerCorrupt: the ledger's tables are there, and empty."""
     cursor, at = connection.execute(statements.encode()), time.monotonic()
     rows = [cursor.fetchall() if cursor.description else []]
@@ -194,7 +193,7 @@ def begin(connection: Connection, statements: str = READ) -> PostgresSession:
     if not begun:
         raise LedgerCorrupt("the schema holds no ledger any more, or not yet: it is being replaced, or was damaged")
     lacking = tuple(SignedEntry.parse(*row) for row in missing)
-    return PostgresSession(connection, Beginning(begun[0][0], at, begun[0][1], lacking))
+    return BegunSession(connection, begun[0][0], at, begun[0][1], lacking)
 
 
 class PostgresDatabase:
@@ -216,7 +215,7 @@ class PostgresDatabase:
         self._connection: Connection | None = None
         self._claims = False
         self._closed = False
-        self._beginning: Beginning | None = None
+        self._newest: BegunSession | None = None
         with self._guard():
             self._connected()
 
@@ -232,8 +231,7 @@ class PostgresDatabase:
     def _transaction(self, statements: str) -> Iterator[Session]:
         with self._guard():
             try:
-                session = self._begun(statements)
-                self._beginning = session.beginning
+                session = self._newest = self._begun(statements)
                 yield session
                 if statements == _WRITE:
                     commit(session.connection, self._location)
@@ -257,10 +255,8 @@ class PostgresDatabase:
 
     def now(self) -> datetime:
         """What time it is by the server's clock, as the last transaction found it."""
-        beginning = self._beginning
-        if beginning is None:
-            return datetime.now(UTC)
-        return beginning.time + timedelta(seconds=time.monotonic() - beginning.at)
+        begun = self._newest
+        return datetime.now(UTC) if begun is None else begun.time + timedelta(seconds=time.monotonic() - begun.at)
 
     def hold(self, session: Session, mark: Mark) -> bool:
         """See `Database.hold`."""
@@ -308,7 +304,7 @@ class PostgresDatabase:
                 self._end()
                 raise translate(error, self._location) from error
 
-    def _begun(self, statements: str) -> PostgresSession:
+    def _begun(self, statements: str) -> BegunSession:
         """A transaction after these statements; repeats them when another program or a restart came in between.
 
         Nothing has been read or written before them, so repeating them loses nothing.

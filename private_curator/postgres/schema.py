@@ -28,6 +28,7 @@ from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database,
 from dpswd.private_curator.core.ledger.store import Clock
 from dpswd.private_curator.postgres.database import (
     LOCK_SPACE,
+    BegunSession,
     Connection,
     PostgresDatabase,
     PostgresSession,
@@ -180,8 +181,7 @@ class PostgresSchema:
 
     def missing(self, session: Session) -> Sequence[SignedEntry]:
         """See `LedgerLocation.missing`."""
-        assert isinstance(session, PostgresSession)
-        return () if session.beginning is None else session.beginning.missing
+        return session.missing if isinstance(session, BegunSession) else ()
 
     def report_missing(self, receipt: SignedEntry) -> None:
         """See `LedgerLocation.report_missing`."""

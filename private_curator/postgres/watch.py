@@ -22,7 +22,7 @@ import psycopg
 
 from dpswd.private_curator.books.location import Watcher
 from dpswd.private_curator.core.ledger.database import Session
-from dpswd.private_curator.postgres.database import LOCK_SPACE, Connection, PostgresSession, begin, settle, translate
+from dpswd.private_curator.postgres import database
 from dpswd.shared.core.errors import DpswdError, LedgerUnavailable
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ class PostgresWatch:
         try:
             with contextlib.closing(location.connect()) as connection:
                 self._look(connection)
-                serving = PostgresSession(connection).value(_SERVING, LOCK_SPACE, location.schema)
+                session = database.PostgresSession(connection)
+                serving = session.value(_SERVING, database.LOCK_SPACE, location.schema)
         except psycopg.Error as error:
-            raise translate(error, location) from error
+            raise database.translate(error, location) from error
         if serving <= 1:  # nobody else serves who could object
             self._calm_at = 0.0
         self._thread = threading.Thread(target=self._run, name="ledger-watch", daemon=True)
@@ -73,9 +74,8 @@ class PostgresWatch:
 
     def require_calm(self, session: Session) -> None:
         """See `dpswd.private_curator.books.location.Watch`."""
-        assert isinstance(session, PostgresSession)
-        assert session.beginning is not None
-        if session.beginning.incarnation != self._incarnation or time.monotonic() < self._calm_at:
+        assert isinstance(session, database.BegunSession)
+        if session.incarnation != self._incarnation or time.monotonic() < self._calm_at:
             raise LedgerUnavailable(
                 f"the ledger in {self._location} cannot be used yet: its database was started or replaced moments ago, "
                 "and the other curators look first whether it has all that they have seen; nothing was spent"
@@ -98,22 +98,21 @@ class PostgresWatch:
                         self._stopping.wait(_PAUSE_S)
                         list(connection.notifies(timeout=0))  # one look answers them all
             except (psycopg.Error, DpswdError) as error:
-                text = str(error if isinstance(error, DpswdError) else translate(error, self._location))
+                text = str(error if isinstance(error, DpswdError) else database.translate(error, self._location))
                 if text != last:
                     _log.error("the ledger is not watched: %s", text)
                 last = text
                 self._stopping.wait(BEAT_S)
 
-    def _look(self, connection: Connection) -> None:
-        session = begin(connection)
+    def _look(self, connection: database.Connection) -> None:
+        session = database.begin(connection)
         try:
-            assert session.beginning is not None
-            if session.beginning.incarnation != self._incarnation:
+            if session.incarnation != self._incarnation:
                 self._calm_at = time.monotonic() + CALM_S  # first: a request may read both in between
-                self._incarnation = session.beginning.incarnation
+                self._incarnation = session.incarnation
             entry = self._watcher.look(session)
         finally:
             connection.execute("ROLLBACK")
         if entry is not None:
-            settle(connection, self._location)  # of what a failover may forget, nobody takes note
+            database.settle(connection, self._location)  # of what a failover may forget, nobody takes note
             self._watcher.note(entry)

@@ -15,7 +15,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from dpswd.private_curator.sources import First, words_of
+from dpswd.private_curator.sources.opening import First, words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.batches import Array, Batch, Format, Layout, check_finite
 from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
