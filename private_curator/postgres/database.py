@@ -48,6 +48,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 # The key space of the ledger's own advisory locks: (this, hash of the schema) is the right to serve.
 LOCK_SPACE = APPLICATION_ID
+HUNG = "30s"  # a replica that stops in the middle of a transaction keeps the others waiting no longer than this
 
 # SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) of what passes when its cause does; two
 # characters stand for a class.

@@ -27,6 +27,7 @@ from dpswd.private_curator.core.ledger import schema
 from dpswd.private_curator.core.ledger.database import LOCK_TIMEOUT_S, Database, Session
 from dpswd.private_curator.core.ledger.store import Clock
 from dpswd.private_curator.postgres.database import (
+    HUNG,
     LOCK_SPACE,
     BegunSession,
     Connection,
@@ -65,7 +66,6 @@ _SESSION: dict[str, str] = {
     "row_security": "off",  # an error instead of rows that a policy hides
 }
 _log = logging.getLogger(__name__)
-_HUNG = "30s"  # a replica that stops in the middle of a transaction keeps the others waiting no longer than this
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ class PostgresSchema:
 
     def exists(self) -> bool:
         """Whether the schema holds anything."""
-        with self._session() as session:
+        with self.session() as session:
             return self._occupied(session)
 
     def open(self, *, lock_timeout_s: float) -> PostgresDatabase:
         """See `LedgerLocation.open`."""
-        with self._session() as session:
+        with self.session() as session:
             if not self._occupied(session):
                 raise LedgerUnavailable(f"there is no ledger in {self}; `dpswd-curator init` makes one")
             table = session.value("SELECT to_regclass('ledger')")
@@ -131,7 +131,7 @@ class PostgresSchema:
 
     def create(self, fill: Callable[[Session], object], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """See `LedgerLocation.create`."""
-        with self._session(lock_timeout_s=lock_timeout_s) as session:
+        with self.session(lock_timeout_s=lock_timeout_s) as session:
             session.execute("BEGIN")
             # One maker of this schema after the other.
             session.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (LOCK_SPACE + 1, self.schema))
@@ -145,7 +145,7 @@ class PostgresSchema:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
         """See `LedgerLocation.reading`."""
-        with self._session() as session:
+        with self.session() as session:
             session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if not self._occupied(session):
                 raise LedgerUnavailable(f"there is no ledger in {self}")
@@ -154,7 +154,7 @@ class PostgresSchema:
     def defects(self, session: Session) -> list[str]:
         """See `LedgerLocation.defects`. Makes the tables anew in a schema that is never committed, and compares."""
         fresh = f"dpswd_layout_{secrets.token_hex(4)}"
-        with self._session() as made:
+        with self.session() as made:
             made.execute(f"BEGIN; SET LOCAL search_path TO {fresh}")
             _make(made, fresh)
             expected = _layout_of(made, fresh)
@@ -186,7 +186,7 @@ class PostgresSchema:
     def report_missing(self, receipt: SignedEntry) -> None:
         """See `LedgerLocation.report_missing`."""
         try:
-            with self._session() as session:
+            with self.session() as session:
                 insert = "INSERT INTO missing (seq, statement, signature) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
                 session.execute(insert, (receipt.seq, receipt.statement, receipt.signature))
         except DpswdError as error:
@@ -196,7 +196,7 @@ class PostgresSchema:
     def alone(self) -> Iterator[None]:
         """See `LedgerLocation.alone`."""
         lock = LOCK_SPACE, self.schema
-        with self._session() as session:
+        with self.session() as session:
             if not session.value("SELECT pg_try_advisory_lock(?, hashtext(?))", *lock):
                 raise LedgerUnavailable(f"a curator serves the ledger in {self}: stop every replica first")
             try:
@@ -209,7 +209,7 @@ class PostgresSchema:
 
     def replace(self, backup: Path, log: Callable[[Session], object]) -> None:
         """See `LedgerLocation.replace`. One transaction: the restored ledger is there complete, or nothing changed."""
-        with self._session() as target, SqliteFile(backup).reading() as source:
+        with self.session() as target, SqliteFile(backup).reading() as source:
             target.execute("BEGIN")
             if self._occupied(target):
                 self._set_aside(target)
@@ -240,10 +240,10 @@ class PostgresSchema:
         return bool(session.value(anything, schema or self.schema))
 
     @contextlib.contextmanager
-    def _session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[PostgresSession]:
-        """A connection of one's own; what is not committed when the block ends is rolled back."""
+    def session(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S, hung: str = "0") -> Iterator[PostgresSession]:
+        """A connection of one's own, see `connect`; what is not committed when the block ends is rolled back."""
         try:
-            with contextlib.closing(self.connect(lock_timeout_s=lock_timeout_s, hung="0")) as connection:
+            with contextlib.closing(self.connect(lock_timeout_s=lock_timeout_s, hung=hung)) as connection:
                 yield PostgresSession(connection)
         except psycopg.Error as error:
             raise translate(error, self) from error
@@ -260,7 +260,7 @@ class PostgresSchema:
             "postgresql://user@host:5432/database?sslmode=verify-full"
         )
 
-    def connect(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S, hung: str = _HUNG) -> Connection:
+    def connect(self, *, lock_timeout_s: float = LOCK_TIMEOUT_S, hung: str = HUNG) -> Connection:
         """A connection whose search path is the ledger's schema and whose server keeps what it commits.
 
         Args:

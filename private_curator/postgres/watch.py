@@ -12,13 +12,10 @@ only when the others have had time to come and object.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from typing import TYPE_CHECKING
-
-import psycopg
 
 from dpswd.private_curator.books.location import Watcher
 from dpswd.private_curator.core.ledger.database import Session
@@ -59,13 +56,9 @@ class PostgresWatch:
         self._stopping = threading.Event()
         self._incarnation = ""
         self._calm_at = 0.0
-        try:
-            with contextlib.closing(location.connect()) as connection:
-                self._look(connection)
-                session = database.PostgresSession(connection)
-                serving = session.value(_SERVING, database.LOCK_SPACE, location.schema)
-        except psycopg.Error as error:
-            raise database.translate(error, location) from error
+        with location.session(hung=database.HUNG) as session:
+            self._look(session.connection)
+            serving = session.value(_SERVING, database.LOCK_SPACE, location.schema)
         if serving <= 1:  # nobody else serves who could object
             self._calm_at = 0.0
         self._thread = threading.Thread(target=self._run, name="ledger-watch", daemon=True)
@@ -89,19 +82,18 @@ class PostgresWatch:
         last = ""
         while not self._stopping.is_set():
             try:
-                with contextlib.closing(self._location.connect()) as connection:
-                    connection.execute(f"LISTEN {self._location.schema}".encode())
+                with self._location.session(hung=database.HUNG) as session:
+                    session.execute(f"LISTEN {self._location.schema}")
                     while not self._stopping.is_set():
-                        self._look(connection)
+                        self._look(session.connection)
                         last = ""
-                        list(connection.notifies(timeout=BEAT_S, stop_after=1))
+                        list(session.connection.notifies(timeout=BEAT_S, stop_after=1))
                         self._stopping.wait(_PAUSE_S)
-                        list(connection.notifies(timeout=0))  # one look answers them all
-            except (psycopg.Error, DpswdError) as error:
-                text = str(error if isinstance(error, DpswdError) else database.translate(error, self._location))
-                if text != last:
-                    _log.error("the ledger is not watched: %s", text)
-                last = text
+                        list(session.connection.notifies(timeout=0))  # one look answers them all
+            except DpswdError as error:
+                if str(error) != last:
+                    _log.error("the ledger is not watched: %s", error)
+                last = str(error)
                 self._stopping.wait(BEAT_S)
 
     def _look(self, connection: database.Connection) -> None:
