@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,12 +20,13 @@ from urllib.parse import urlsplit
 from dpswd.private_curator.cluster import task
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
-from dpswd.private_curator.sandbox.process import LimitReached, list_layers
+from dpswd.private_curator.sandbox.process import LimitReached, WorkerProcess, WorkerSettings, list_layers
 from dpswd.private_curator.steps.shards import ShardLost
-from dpswd.shared.core.errors import DpswdError, InvalidValue, SettingsError
+from dpswd.shared.core.errors import DpswdError, InvalidValue
 from dpswd.shared.core.mechanisms.linear import Integers, Shard, ShardSum
 
-_START_S = 120.0  # until the courier is connected: loading torch and Dask from a cold disk
+_PROGRAM = (sys.executable, "-P", "-m", "dpswd.private_curator.cluster.courier")
+_COURIER = WorkerSettings(device="cpu", threads=1, memory_bytes=1 << 30, seconds=math.inf, program=_PROGRAM)
 _MOST_ADDRESS = 100
 _MOST_WORDS = 500  # of a node's that are kept, in the operator's log alone
 
@@ -91,37 +92,15 @@ class Connection:
         """How many shards could be computed side by side, by its newest answer."""
         self.seen = time.monotonic()
         """When it last told of a node, on the monotonic clock."""
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         door, their_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         threading.Thread(target=_keep_door, args=(door, scheduler, connect_s), name="door", daemon=True).start()
-        passed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            (sys.executable, "-P", "-m", "dpswd.private_curator.cluster.courier", str(theirs.fileno())),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=passed | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-        theirs.close()
-        assert self._process.stderr is not None
+        self._courier = WorkerProcess(_COURIER)
+        self._process, self._channel = self._courier.process, self._courier.channel
         wishes = {"scheduler": scheduler, "certificates": str(certificates.resolve()), "connect_s": connect_s}
-        try:
-            self._channel.settimeout(_START_S)
-            with their_door:
-                send(self._channel, wishes, (their_door.fileno(),))
-            held = {str(layer): bool(there) for layer, there in receive(self._channel)[0]["ready"].items()}
-        except (ChannelClosed, TimeoutError, KeyError) as error:
-            self._process.kill()
-            words = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
-            self._channel.close()
-            raise SettingsError(
-                f"no cluster at {scheduler} ({words[-1][:300] if words else 'no answer'}); start its scheduler, or "
-                "leave cluster.scheduler out"
-            ) from error
-        self._process.stderr.close()
+        with their_door, contextlib.suppress(ChannelClosed):  # it died at once: `ready` says so
+            send(self._channel, wishes, (their_door.fileno(),))
+        missing = f"no cluster at {scheduler} ({{}}); start its scheduler, or leave cluster.scheduler out"
+        held = self._courier.ready(otherwise=missing)
         if not all(held.values()):
             _log.warning("the cluster's courier is %s: this kernel has no more, or forbids it", list_layers(held))
         self._channel.settimeout(None)
@@ -173,13 +152,8 @@ class Connection:
         self._closing = True
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._courier.close()
         self._reader.join()
-        self._channel.close()
 
     def _send(self, message: dict[str, Any], *parts: bytes) -> None:
         """Under `_sending`: an extractor reaches the courier before the shards that name it."""

@@ -17,6 +17,7 @@ Messages (`dpswd.private_curator.sandbox.channel`)::
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -33,8 +34,8 @@ from dpswd.private_curator.storage.certificates import CURATOR
 
 
 def main() -> None:
-    """The argument is the channel; its first message scheduler, certificates and connect_s, with the door's file."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    """Begins as every worker; the channel's first message is scheduler, certificates and connect_s, with the door."""
+    channel = socket.socket(fileno=json.loads(sys.stdin.readline())["channel"])
     wishes, (door,) = receive(channel)
     namespace = confinement.leave_network()  # before a library starts threads
     from dpswd.private_curator.cluster import engine

@@ -162,7 +162,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """The workers' process numbers, those for steps first."""
-        return [pooled.worker.pid for pooled in (*self._for_steps, *self._uploads)]
+        return [pooled.worker.process.pid for pooled in (*self._for_steps, *self._uploads)]
 
     @contextmanager
     def _taken(self) -> Iterator[_PooledWorker]:
@@ -250,7 +250,7 @@ class _WorkerSession:
 
     def processor_seconds(self) -> float:
         """See `dpswd.private_curator.steps.engine.HasWorker`."""
-        return time.clock_gettime((~self._pooled.worker.pid << 3) | 2)  # Linux: another process's clock
+        return time.clock_gettime((~self._pooled.worker.process.pid << 3) | 2)  # Linux: another process's clock
 
     def end(self) -> None:
         """Lets the worker forget a forward pass whose gradients nobody wants."""

@@ -25,6 +25,9 @@ from dpswd.shared.core.errors import ExtractionStopped, RequestInvalid, Settings
 PROGRAM = (sys.executable, "-P", "-m", "dpswd.private_curator.sandbox")
 _START_S = 120.0  # until a worker is ready: loading torch from a cold disk
 _END_S = 5.0  # until a worker that was told to end is killed
+_NOT_STARTED = (
+    "the extraction worker did not start ({}); set compute.isolation to in-process only if every client is trusted"
+)
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SYSTEMROOT")
 
 _log = logging.getLogger(__name__)
@@ -83,19 +86,23 @@ class WorkerProcess:
 
     Args:
         settings: limits, device and program.
+
+    Attributes:
+        process: its own.
+        channel: to it.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._confinement: Confinement | None = None
         self.loaded: dict[str, None] = {}  # keys of the extractors that it holds, the least recently used first
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lifeline, self._lifeline = os.pipe()
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= _keep_memory(settings.memory_bytes)
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 settings.program,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -112,12 +119,12 @@ class WorkerProcess:
                 "channel": theirs.fileno(),
                 "lifeline": lifeline,
             }
-            assert self._process.stdin is not None
+            assert self.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it died at once: `ready` says so
-                self._process.stdin.write(json.dumps(wishes).encode() + b"\n")
-                self._process.stdin.close()
+                self.process.stdin.write(json.dumps(wishes).encode() + b"\n")
+                self.process.stdin.close()
         except OSError as error:
-            self._channel.close()
+            self.channel.close()
             os.close(self._lifeline)
             raise SettingsError(f"the extraction worker cannot be started: {error.strerror}") from error
         finally:
@@ -125,38 +132,29 @@ class WorkerProcess:
             os.close(lifeline)
 
     @property
-    def pid(self) -> int:
-        """The process's number."""
-        return self._process.pid
-
-    @property
     def alive(self) -> bool:
         """Whether the process has not ended."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
-    def ready(self) -> Confinement:
+    def ready(self, *, otherwise: str = _NOT_STARTED) -> Confinement:
         """Waits until the worker has started and confined itself.
 
         Raises:
-            SettingsError: it ended before; its own words follow.
+            SettingsError: it ended before; `otherwise` says so, with its own words.
         """
         if self._confinement is None:
-            self._channel.settimeout(_START_S)
+            self.channel.settimeout(_START_S)
             try:
-                message, _ = receive(self._channel)
+                message, _ = receive(self.channel)
             except (ChannelClosed, TimeoutError) as error:
                 self.kill()
-                assert self._process.stderr is not None
+                assert self.process.stderr is not None
                 # Before it is ready a worker has seen neither a graph nor a record: its words may be shown.
-                words = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-                raise SettingsError(
-                    f"the extraction worker did not start ({words[-1][:500] if words else 'no message'}); set "
-                    "compute.isolation to in-process only if every client is trusted"
-                ) from error
-            assert self._process.stderr is not None
-            self._process.stderr.close()
-            layers = dict(message.get("ready") or {})
-            self._confinement = {str(layer): bool(held) for layer, held in layers.items()}
+                words = self.process.stderr.read().decode(errors="replace").strip().splitlines()
+                raise SettingsError(otherwise.format(words[-1][:500] if words else "no message")) from error
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+            self._confinement = {str(layer): bool(held) for layer, held in dict(message.get("ready") or {}).items()}
         return self._confinement
 
     def ask(
@@ -182,8 +180,8 @@ class WorkerProcess:
             WorkerFailed: an unexpected error.
         """
         with self._ended_by_failures():
-            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
-            send(self._channel, message, files)
+            self.channel.settimeout(max(0.001, deadline - time.monotonic()))
+            send(self.channel, message, files)
         if meanwhile is not None:
             try:
                 meanwhile()
@@ -191,8 +189,8 @@ class WorkerProcess:
                 self.kill()
                 raise
         with self._ended_by_failures():
-            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
-            answer, unexpected = receive(self._channel)
+            self.channel.settimeout(max(0.001, deadline - time.monotonic()))
+            answer, unexpected = receive(self.channel)
             for descriptor in unexpected:
                 os.close(descriptor)
         if (refused := answer.get("refused")) is not None:
@@ -207,15 +205,15 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Ends the process now, whatever it does. Idempotent."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         self._let_go()
 
     def close(self) -> None:
         """Asks the process to end, and ends it if it does not. Idempotent."""
         self._let_go()
         try:
-            self._process.wait(timeout=_END_S)
+            self.process.wait(timeout=_END_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -235,14 +233,14 @@ class WorkerProcess:
             raise
 
     def _let_go(self) -> None:
-        self._channel.close()
+        self.channel.close()
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
     def _stopped(self, cause: str) -> ExtractionStopped:
         """The client's words: made of settings alone."""
-        _log.warning("an extraction worker was stopped: %s (status %s)", cause, self._process.returncode)
+        _log.warning("an extraction worker was stopped: %s (status %s)", cause, self.process.returncode)
         own = self._settings
         limit = {
             "time": f"took longer than {own.seconds:g} seconds ({own.time_limit}) and was stopped",
