@@ -184,23 +184,17 @@ def security(folder: Path) -> Security:
     from distributed.security import Security
 
     class ReadOnce(Security):
-        """For a process that can read no file later."""
-
-        read: Any = None
-
-        def get_connection_args(self, role: str) -> Any:  # noqa: ARG002 - members have one role each
-            return self.read
+        """For a process that can read no file later; members have one role each."""
 
     own = {"cert": str(folder / MEMBER_CERTIFICATE), "key": str(folder / MEMBER_KEY)}
     members = {f"tls_{role}_{what}": path for role in ("client", "scheduler", "worker") for what, path in own.items()}
-    made = ReadOnce(  # type: ignore[no-untyped-call]
-        require_encryption=True,
-        tls_ca_file=str(folder / CA_CERTIFICATE),
-        tls_min_version=ssl.TLSVersion.TLSv1_3,
-        **members,
+    authority, least = str(folder / CA_CERTIFICATE), ssl.TLSVersion.TLSv1_3
+    made: Any = ReadOnce(  # type: ignore[no-untyped-call]
+        require_encryption=True, tls_ca_file=authority, tls_min_version=least, **members
     )
-    made.read = Security.get_connection_args(made, "client")  # type: ignore[no-untyped-call]
-    return made
+    read = made.get_connection_args("client")
+    made.get_connection_args = lambda _: read
+    return made  # type: ignore[no-any-return]
 
 
 def stop_asked() -> asyncio.Event:

@@ -41,6 +41,7 @@ _FILES = Path(__file__).with_name("static")
 _STATIC = ("/console.css", "/console.js", "/favicon.svg")
 """Every file that is served: no other name is looked for."""
 _MOST_FIELDS = 16
+_TOO_LARGE = "the request is too large, or was not sent to its end\n"
 
 _WRONG = "This token is not, or no longer, good: each is good once. The console's terminal shows the one that is."
 Act = Callable[[Request, FormData], Response]
@@ -74,7 +75,7 @@ def console(
             DpswdError: pages.refused,
             ActNoted: pages.noted,
             HTTPException: pages.not_there,
-            ClientDisconnect: _too_large,
+            ClientDisconnect: lambda *_: PlainTextResponse(_TOO_LARGE, status_code=413),
             Exception: _failed,
         },
     )
@@ -187,10 +188,6 @@ def _signing(
         *([] if vouching is None else [Route(LEAVE, leave)]),
         *([] if vouching is None or isinstance(vouching, Proxy) else [Route(ANSWER, answer)]),
     ]
-
-
-def _too_large(_request: Request, _error: Exception) -> Response:
-    return PlainTextResponse("the request is too large, or was not sent to its end\n", status_code=413)
 
 
 def _failed(_request: Request, error: Exception) -> Response:

@@ -74,16 +74,10 @@ class Door:
         """Answers one request."""
         if scope["type"] != "http":  # no web sockets, and nothing is done at the process's start and end
             return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, _dressed(send))
-        else:
-            await self.pages(scope, _Body(receive, self._room(scope)), _dressed(send))
+        room = self.room.get(scope["path"], MAX_FORM_BYTES)
+        await (self._refusal(scope, room) or self.pages)(scope, _bounded(receive, room), _dressed(send))
 
-    def _room(self, scope: Scope) -> int:
-        return self.room.get(scope["path"], MAX_FORM_BYTES)
-
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, scope: Scope, room: int) -> Response | None:
         """Why a request gets no further; None where it may. Puts the session into the scope's state."""
         headers, method = Headers(scope=scope), scope["method"]
         if headers.getlist("host") not in [[urlsplit(origin).netloc] for origin in self.origins]:
@@ -93,7 +87,7 @@ class Door:
         if not self._at_home(headers, method):
             return _refused(403, "the request comes from another page than this console's")
         length = headers.get("content-length", "0")
-        if not (length.isdecimal() and len(length) <= 18 and int(length) <= self._room(scope)):
+        if not (length.isdecimal() and len(length) <= 18 and int(length) <= room):
             return _refused(413, "the request is too large")
         if "content-length" in headers and "transfer-encoding" in headers:  # which of the two ends it?
             return _refused(400, "a request has one length: Content-Length or Transfer-Encoding", Connection="close")
@@ -127,17 +121,16 @@ class Door:
         return not (embedded and any(site not in ("same-origin", "none") for site in sites))
 
 
-class _Body:
+def _bounded(receive: Receive, room: int) -> Receive:
     """A request's body, cut off where it is longer than it may be."""
 
-    def __init__(self, receive: Receive, room: int) -> None:
-        self._receive = receive
-        self._room = room
+    async def receive_some() -> Message:
+        nonlocal room
+        message = await receive()
+        room -= len(message.get("body", b""))
+        return message if room >= 0 else {"type": "http.disconnect"}
 
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._room -= len(message.get("body", b""))
-        return message if self._room >= 0 else {"type": "http.disconnect"}
+    return receive_some
 
 
 def origins_of(address: str, further: Iterable[str] = (), *, by_tls: bool = False) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import io
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -87,8 +88,7 @@ class Pages:
         if not isinstance(upload, UploadFile) or not isinstance(client, str):
             raise HTTPException(400, "Choose a proposal's file and the client that is charged.")
         with tempfile.NamedTemporaryFile(prefix="proposal-", suffix=".dpswd") as copy:
-            while part := upload.file.read(1 << 20):
-                copy.write(part)
+            shutil.copyfileobj(upload.file, copy)
             copy.flush()
             try:
                 proposal = Proposal.read(Path(copy.name))

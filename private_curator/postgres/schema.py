@@ -277,12 +277,11 @@ class PostgresSchema:
                     f"ledger.password_file {self.password_file} cannot be read: {error.strerror}; make it readable for "
                     "the curator's user"
                 ) from error
-        connection: Connection = psycopg.connect(self.url, autocommit=True, **defaults)  # type: ignore[arg-type]
-        try:
+        with contextlib.ExitStack() as unfit:
+            connection: Connection = psycopg.connect(self.url, autocommit=True, **defaults)  # type: ignore[arg-type]
+            unfit.callback(connection.close)
             self._prepare(PostgresSession(connection), lock_timeout_s=lock_timeout_s, hung=hung)
-        except BaseException:
-            connection.close()
-            raise
+            unfit.pop_all()
         return connection
 
     def _prepare(self, session: PostgresSession, *, lock_timeout_s: float, hung: str) -> None:

@@ -7,7 +7,6 @@ database that has no name on the disk; the same query flattens them and a hospit
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from dpswd.private_curator.sources.extracts import CODES, FEMALE, MALE, TABLES, read_fhir, read_omop
-from dpswd.private_curator.sources.sql import RowSource, address_of, connect, refusing_database
+from dpswd.private_curator.sources.sql import RowSource, connect, refusing_database
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.problems import RecordsRefused
 
@@ -47,11 +46,10 @@ def person_source(
     codes = {name: _parsed(name, whole=not fhir) for name in names}
     lost = Counter[str]()
     if database is not None:
-        engine = connect(database)
-        origin = {"database": address_of(engine)}
+        engine, where = connect(database)
     else:
         assert path is not None
-        engine, origin = _temporary(), {"path": str(path)}
+        engine, where = _temporary(), {"path": str(path)}
         taken: dict[str, set[Any]] | None = None
         if settings.columns:
             taken = {table: {code for what, code, _ in codes.values() if table.startswith(what)} for table in TABLES}
@@ -69,8 +67,7 @@ def person_source(
                 _count(connection, code, unit, lost)
     query = _flattening(codes)
     text = str(query.compile(engine, compile_kwargs={"literal_binds": True}))
-    origin |= {"query": text, "query_sha256": hashlib.sha256(text.encode()).hexdigest()}
-    return RowSource(engine, query, settings, missing=missing, person=None, most=1, origin=origin, lost=lost)
+    return RowSource(engine, query, settings, missing=missing, query=text, where=where, lost=lost)
 
 
 def _parsed(name: str, *, whole: bool) -> tuple[str, Any, Any]:

@@ -38,7 +38,8 @@ class RowSource:
         missing: what stands for NULL; None leaves such rows out.
         person: the column that tells persons apart, which is in no record; or None.
         most: rows of each person that stay, in the query's order.
-        origin: see `HospitalSource`.
+        query: the statement, for the notes.
+        where: it is asked, for them.
         lost: what was left out before.
 
     Raises RecordsRefused where the database refuses, or has no such column.
@@ -46,10 +47,11 @@ class RowSource:
 
     def __init__(
         self, engine: sa.Engine, statement: sa.Executable, settings: RecordsSettings, *, missing: float | None,
-        person: str | None, most: int, origin: dict[str, Any], lost: Counter[str] | None = None,
+        query: str, where: dict[str, Any], person: str | None = None, most: int = 1, lost: Counter[str] | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._statement, self._missing, self._most = engine, statement, missing, most
-        self._unlabelled, self.origin = settings.unlabelled, origin
+        self._unlabelled = settings.unlabelled
+        self.origin = where | {"query": query, "query_sha256": hashlib.sha256(query.encode()).hexdigest()}
         self._lost_before = lost or Counter[str]()
         self.lost = Counter[str]()
         with self._rows() as rows:
@@ -141,13 +143,16 @@ def refusing_database() -> contextlib.AbstractContextManager[None]:
     return refusing(SQLAlchemyError, text="the database refuses", remedy=remedy)
 
 
-def connect(database: str) -> sa.Engine:
-    """The database at an address; raises SettingsError: it is none, or its driver is not installed."""
+def connect(database: str) -> tuple[sa.Engine, dict[str, Any]]:
+    """The database at an address, and which it is, without the password, for the notes.
+
+    Raises SettingsError where it is no address, or its driver is not installed.
+    """
     try:
         url = sa.make_url(database)
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
-        return sa.create_engine(url, hide_parameters=True)
+        return sa.create_engine(url, hide_parameters=True), {"database": url.render_as_string(hide_password=True)}
     except (SQLAlchemyError, ValueError) as error:
         text = f"--database is no address ({type(error).__name__}); write postgresql://user@host/name, sqlite:///file"
         raise SettingsError(text) from None
@@ -155,19 +160,11 @@ def connect(database: str) -> sa.Engine:
         raise SettingsError(f"the database needs the driver {error.name}: pip install {error.name}") from error
 
 
-def address_of(engine: sa.Engine) -> str:
-    """Without the password."""
-    return engine.url.render_as_string(hide_password=True)
-
-
 def query_source(
     path: Path, database: str, settings: RecordsSettings, *, missing: float | None, person: str | None, most: int
 ) -> RowSource:
     """The rows of the query that stands in a file; see `RowSource`."""
     query = path.read_text(encoding="utf-8").strip().rstrip(";")
-    engine = connect(database)
-    origin = {
-        "database": address_of(engine), "query": query, "query_sha256": hashlib.sha256(query.encode()).hexdigest(),
-    }  # fmt: skip
+    engine, where = connect(database)
     statement = sa.text(query.replace(":", "\\:"))  # no colon begins a parameter
-    return RowSource(engine, statement, settings, missing=missing, person=person, most=most, origin=origin)
+    return RowSource(engine, statement, settings, missing=missing, query=query, where=where, person=person, most=most)
