@@ -13,15 +13,12 @@ from urllib.parse import urlencode
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
-from dpswd.private_curator.books.figures import BudgetRequest
 from dpswd.private_curator.books.operators import who
 from dpswd.private_curator.operator.charts import spent_over_time
-from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts, Overview, ahead
-from dpswd.private_curator.operator.history import Point
+from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ahead
 from dpswd.private_curator.operator.officer import STATEMENTS, items
 from dpswd.private_curator.operator.rendering import environment, plain
 from dpswd.private_curator.storage.certificates import LEAF_DAYS
-from dpswd.shared.core.errors import rounded
 
 _NAMES = ("budget", "clients", "runs", "requests", "history", "ledger", "publication", "report")
 PLACES = (("/", "Overview"), *((f"/{name}", name.capitalize()) for name in _NAMES))
@@ -48,33 +45,6 @@ def linked(text: str) -> Markup:
     return Markup("").join(parts)
 
 
-def chart_in_words(overview: Overview) -> str:
-    """What the chart shows, for whoever does not see it."""
-    opened, *later = overview.points
-    acts = [f"{what_of(point)} on {point.time[:10]}" for point in later if not point.run]
-    begun = f"Opened on {opened.time[:10]} with a budget of epsilon {opened.epsilon:g}"
-    runs = "1 run" if overview.runs == 1 else f"{overview.runs} runs"
-    spent = f"{runs} spent epsilon {rounded(overview.spent, up=True)} of {overview.epsilon:g}."
-    return f"{'; '.join([begun, *acts])}. Until now {spent}"
-
-
-def what_of(point: Point) -> str:
-    """What a point of the account is about."""
-    if point.run:
-        return f"run {point.run[:8]}"
-    return f"{point.kind.replace('-', ' ')} to {point.epsilon:g}" if point.entry > 1 else "opened"
-
-
-def effect(request: BudgetRequest, client: ClientFacts, overview: Overview) -> str:
-    """What granting all of a request would do."""
-    allowed = (client.spent if client.share is None else client.share) + request.epsilon
-    left = rounded(overview.remaining, up=False)
-    text = f"{client.name} may spend epsilon {allowed:.4g} in all; the data set has {left} left"
-    if allowed > overview.epsilon:
-        return f"{text}. That is more than its budget of {overview.epsilon:g}: grant less, or extend it first"
-    return text
-
-
 def again(noted: Mapping[str, Any]) -> str:
     """The page on which a second operator does what a first one has noted, filled in; empty where there is none."""
     places = {"extend": "/budget?{}#extend", "approve": "/clients?{}#approve", "state": "/report?{}#statement"}
@@ -86,7 +56,7 @@ def again(noted: Mapping[str, Any]) -> str:
 _TEMPLATES = environment("dpswd.private_curator.console", "dpswd.private_curator.operator")
 _TEMPLATES.filters["linked"] = linked
 _TEMPLATES.globals |= {"places": PLACES, "most_rows": ROWS, "leaf_days": LEAF_DAYS, "why": WHY_COUNTS_DIFFER}
-_CALLED = (again, ahead, chart_in_words, effect, items, spent_over_time, what_of, who)
+_CALLED = (again, ahead, items, spent_over_time, who)
 _TEMPLATES.globals |= {"statements": STATEMENTS} | {each.__name__: each for each in _CALLED}
 
 
