@@ -132,10 +132,8 @@ class Acts:
         number_of, decision = request.path_params["number"], field(form, "decision")
         if not _ENTRY.fullmatch(number_of):
             raise HTTPException(404)
-        if decision not in ("approve", "deny"):
-            raise InvalidValue(f"a decision is approve or deny, not {decision!r}")
         granted = 0.0 if decision == "deny" else number(form, "epsilon")
-        if decision == "approve" and granted <= 0.0:
+        if decision != ("approve" if granted > 0.0 else "deny"):
             raise InvalidValue("a grant is more than 0; to grant nothing, deny the request")
         with self._at(request).open_ledger() as books:
             decided = books.decide_request(int(number_of), granted=granted, reason=field(form, "reason"))

@@ -1,6 +1,6 @@
 """Pages from templates: everything is escaped, foreign text is only ever text, figures are rounded to the safe side.
 
-Templates call what stands here for sentences and the chart, and the operator's own words by their names.
+Templates call what the operator's own modules have by its names.
 """
 
 from __future__ import annotations

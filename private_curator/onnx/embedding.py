@@ -6,7 +6,6 @@ extractors. What it answers is an array of a size that was agreed before, and ch
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -15,12 +14,13 @@ from typing import Any
 
 from dpswd.private_curator.sandbox.arena import Arena, FloatArray, blob, lay_out
 from dpswd.private_curator.sandbox.process import LimitReached, WorkerFailed, WorkerProcess, WorkerSettings, list_layers
-from dpswd.shared.core.errors import ExtractionStopped, InvalidValue, RequestInvalid, SettingsError
+from dpswd.shared.core.errors import ExtractionStopped, InvalidValue, RequestInvalid
 from dpswd.shared.sandbox.graph import MAX_FEATURES
 
 MAX_MODEL_BYTES = (1 << 31) - 1
 """A protocol buffer is not longer; larger models keep their weights in files beside, which are refused."""
 _SHOWN = 600  # characters of a refusal that are told
+_NOT_STARTED = "ONNX models are evaluated by onnxruntime, which did not start ({}): pip install 'dpswd[embed]'"
 _PROGRAM = (sys.executable, "-P", "-m", "dpswd.private_curator.onnx.program")
 
 
@@ -35,10 +35,6 @@ class OnnxWorker:
     """
 
     def __init__(self, model: bytes, *, memory_bytes: int, seconds: float, threads: int) -> None:
-        if importlib.util.find_spec("onnxruntime") is None:
-            raise SettingsError(
-                "ONNX models are evaluated by onnxruntime, which is not installed: pip install 'dpswd[embed]'"
-            )
         self._threads = threads
         self._settings = WorkerSettings(
             device="cpu", threads=1, memory_bytes=memory_bytes, seconds=seconds, program=_PROGRAM
@@ -50,7 +46,7 @@ class OnnxWorker:
         self.peak_bytes = 0
         """The largest memory of the worker so far, libraries included."""
         try:
-            self.confinement = list_layers(self._process.ready())
+            self.confinement = list_layers(self._process.ready(otherwise=_NOT_STARTED))
             descriptor = blob(model)
             try:
                 self.description = self._ask({"op": "describe"}, (descriptor,))

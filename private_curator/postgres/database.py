@@ -261,8 +261,7 @@ class PostgresDatabase:
 
     def hold(self, session: Session, mark: Mark) -> bool:
         """See `Database.hold`."""
-        (held,) = session.execute("SELECT pg_try_advisory_lock(?)", (self._step_lock(mark),)).fetchone()
-        return bool(held)
+        return bool(session.execute("SELECT pg_try_advisory_lock(?)", (self._step_lock(mark),)).fetchone()[0])
 
     def release(self, mark: Mark) -> None:
         """See `Database.release`. On a connection that replaced the marked one this changes nothing."""

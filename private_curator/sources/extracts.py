@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ CODES = {"measurement": "measurement_concept_id", "condition_occurrence": "condi
 """The column of a table's codes."""
 FEMALE, MALE = 8532, 8507  # OMOP's concepts
 _ENDINGS = (".csv", ".tsv", ".csv.gz", ".parquet")
-_TYPES = {"measurement_date": pa.string(), "value_as_number": pa.float64()}  # others are whole numbers
+_TYPES = defaultdict(pa.int64, measurement_date=pa.string(), value_as_number=pa.float64())
 _ROWS = 1 << 14
 _HEAD = 1 << 16  # bytes in which the first line of CSV ends
 _WITHDRAWN = {"entered-in-error", "cancelled", "registered", "refuted"}
@@ -70,7 +70,7 @@ def read_omop(folder: Path, taken: Taken, mark: str | None) -> Rows:
         text, remedy = f"{path.name} cannot be read", "it is damaged, or no such table of OMOP CDM 5.4"
         with refusing(pa.ArrowException, OSError, ValueError, KeyError, text=text, remedy=remedy):
             file, stored = _opened(path, columns, mark)
-            chosen = {column: pa_dataset.field(stored[column]).cast(_type(column)) for column in columns}
+            chosen = {column: pa_dataset.field(stored[column]).cast(_TYPES[column]) for column in columns}
             rows = None if codes is None else pa_dataset.field(stored[CODES[name]]).isin(codes)
             for batch in file.to_batches(columns=chosen, filter=rows, batch_size=_ROWS, use_threads=False):
                 if len(batch):
@@ -88,7 +88,7 @@ def _opened(path: Path, columns: Sequence[str], mark: str | None) -> tuple[pa_da
     stored = _stored([name.strip('"') for name in head.split(mark)], columns, path)
     form = pa_dataset.CsvFileFormat(
         parse_options=pa_csv.ParseOptions(delimiter=mark, newlines_in_values=True),
-        convert_options=pa_csv.ConvertOptions(column_types={stored[name]: _type(name) for name in columns}),
+        convert_options=pa_csv.ConvertOptions(column_types={stored[name]: _TYPES[name] for name in columns}),
     )
     return pa_dataset.dataset(path, format=form), stored
 
@@ -99,10 +99,6 @@ def _stored(names: Sequence[str], columns: Sequence[str], path: Path) -> dict[st
         if name not in by_name:
             raise RecordsRefused(f"{path.name} has no column {name!r}; {no_such(name, sorted(by_name))}")
     return {name: by_name[name] for name in columns}
-
-
-def _type(column: str) -> pa.DataType:
-    return _TYPES.get(column, pa.int64())
 
 
 def read_fhir(path: Path, taken: Taken, lost: Counter[str]) -> Rows:
@@ -125,7 +121,8 @@ def read_fhir(path: Path, taken: Taken, lost: Counter[str]) -> Rows:
             if _WITHDRAWN & {resource.get("status", ""), *(each.get("code") for each in codings)}:
                 lost["resources that were withdrawn"] += 1
                 continue
-            read_rows = [row for row in read(resource, number) if taken is None or _code(row) in {None, *taken[table]}]
+            asked, code = None if taken is None else {None, *taken[table]}, CODES.get(table, "")
+            read_rows = [row for row in read(resource, number) if asked is None or row.get(code) in asked]
         except _WRONG:
             lost[f"resources that are no valid {kind}"] += 1
             continue
@@ -133,10 +130,6 @@ def read_fhir(path: Path, taken: Taken, lost: Counter[str]) -> Rows:
         if len(part) >= _ROWS:
             yield table, waiting.pop(table)
     yield from ((table, part) for table, part in waiting.items() if part)
-
-
-def _code(row: dict[str, Any]) -> str | None:
-    return row.get("measurement_concept_id", row.get("condition_concept_id"))
 
 
 def _codes(concept: dict[str, Any]) -> list[str]:
