@@ -25,6 +25,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from dpswd.private_curator.cluster import engine
 from dpswd.private_curator.sandbox import confinement
 from dpswd.private_curator.sandbox.arena import blob, contents
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
@@ -38,8 +39,6 @@ def main() -> None:
     channel = socket.socket(fileno=json.loads(sys.stdin.readline())["channel"])
     wishes, (door,) = receive(channel)
     namespace = confinement.leave_network()  # before a library starts threads
-    from dpswd.private_curator.cluster import engine
-
     folder = Path(wishes["certificates"])
     engine.configure(CURATOR, folder, scheduler=wishes["scheduler"], channel=socket.socket(fileno=door))
     from distributed import Client
@@ -109,19 +108,16 @@ class Courier:
                     self._send({"id": message["id"], "nodes": sum(self._client.nthreads().values())})
 
     def _sum(self, message: dict[str, Any], task: bytes) -> None:
-        from dpswd.private_curator.cluster.engine import sum_shard
-
         key = message["extractor"]
         try:
             if key not in self._scattered:
                 (self._scattered[key],) = self._client.scatter([self._extractors[key]], broadcast=True, hash=False)
-            others = None
-            if message["beside"]:
-                others = [node for node in self._client.nthreads() if node != message["beside"]]
-                if not others:
-                    self._send({"id": message["id"], "alone": True})
-                    return
-            future = self._client.submit(sum_shard, task, self._scattered[key], pure=False, workers=others)
+            beside = message["beside"]
+            others = [node for node in self._client.nthreads() if node != beside] if beside else None
+            if others == []:
+                self._send({"id": message["id"], "alone": True})
+                return
+            future = self._client.submit(engine.sum_shard, task, self._scattered[key], pure=False, workers=others)
         except Exception:  # noqa: BLE001 - no node, or none that answers
             self._send({"id": message["id"], "lost": True})
             return

@@ -47,10 +47,10 @@ class Node:
         data, fingerprint = target.load_for_the_first_time(settings.records, home=home)
         labels = load_labels(settings.records, home=home, records=data.count)
         self._here = task.Meant.here(data, digest=fingerprint.digest, labels=labels)
-        self._engine = make_engine(compute, device)
-        report(self._engine)
+        self.engine = make_engine(compute, device)
+        report(self.engine)
         self._shards = LocalShards(
-            self._engine, records=data, labels=labels, device=device, parallel=compute.parallel_steps
+            self.engine, records=data, labels=labels, device=device, parallel=compute.parallel_steps
         )
 
     def answer(self, request: bytes, graph: bytes, weights: bytes) -> bytes:
@@ -69,10 +69,6 @@ class Node:
         except Exception as error:  # noqa: BLE001 - the boundary: no text of an error leaves the node
             _log.error("a shard failed with %s", type(error).__name__)
             return task.FAILED + type(error).__name__.encode()
-
-    def close(self) -> None:
-        """Ends the workers."""
-        self._engine.close()
 
 
 _node: Node | None = None
@@ -94,8 +90,7 @@ def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates
     try:
         asyncio.run(_member(settings, scheduler, certificates, host))
     finally:
-        _node.close()
-        _node = None
+        _node.engine.close()
 
 
 async def _member(settings: CuratorSettings, scheduler: str, certificates: Path, host: str | None) -> None:

@@ -130,10 +130,11 @@ class Pages:
     ) -> Response:
         """A page in its frame; without a record, as after an error, the frame says less."""
         session, path, live = request.state.session, request.url.path, LIVE in request.query_params
+        places = [place for place, _ in PLACES if path == place or (place != "/" and path.startswith(f"{place}/"))]
         frame: _Values = {
             "operator": self._home.operator if session.person is None else session.person.subject["name"],
             "csrf": session.csrf,
-            "here": max((place for place, _ in PLACES if _within(path, place)), key=len, default=""),
+            "here": max(places, key=len, default=""),
             "notices": () if live else session.heard(),  # what is said once
         }
         if record is None:
@@ -180,10 +181,6 @@ def _history(record: Record, request: Request) -> _Values:
 def _query(request: Request, **further: object) -> str:
     """An address's query with further fields, as a person's."""
     return urlencode({name: value for name, value in request.query_params.items() if name != LIVE} | further)
-
-
-def _within(path: str, place: str) -> bool:
-    return path == place or (place != "/" and path.startswith(f"{place}/"))
 
 
 def _paged(rows: Sequence[object], request: Request) -> _Values:

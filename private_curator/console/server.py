@@ -126,8 +126,9 @@ def listen_on_socket(path: Path) -> Listening:
     bound = socket.socket(socket.AF_UNIX)
     previous = os.umask(SAFE_UMASK)
     try:
-        if path.is_socket() and not _answers(path):
-            path.unlink()
+        with socket.socket(socket.AF_UNIX) as trying:
+            if path.is_socket() and trying.connect_ex(str(path)) != 0:
+                path.unlink()
         bound.bind(str(path))
         bound.listen()
     except OSError as error:
@@ -162,15 +163,6 @@ def configuration(application: ASGIApp) -> uvicorn.Config:
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=5,
     )
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as trying:
-        try:
-            trying.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def greeting(origins: Iterable[str], token: str) -> str:

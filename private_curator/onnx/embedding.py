@@ -66,12 +66,11 @@ class OnnxWorker:
         Raises InvalidValue where the model does not take such records, or gives no feature for each.
         """
         wish = {"op": "open", "record_shape": list(record_shape), "feature": feature, "threads": self._threads}
-        features = int(self._ask(wish)["features"])
-        if not 1 <= features <= MAX_FEATURES:
+        self.features = int(self._ask(wish)["features"])
+        if not 1 <= self.features <= MAX_FEATURES:
             allowed = f"allowed are 1 to {MAX_FEATURES}: pool it in the model"
-            raise InvalidValue(f"the model's feature has {features} numbers; {allowed}")
-        self.features = features
-        return features
+            raise InvalidValue(f"the model's feature has {self.features} numbers; {allowed}")
+        return self.features
 
     def evaluate(self, records: FloatArray) -> FloatArray:
         """The features (m, d) of these records (m, *record_shape), as the model gives them.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from dpswd.private_curator.sandbox.start import main
 
-if TYPE_CHECKING:
-    from dpswd.private_curator.sandbox.loop import Operation
 
-
-def operations() -> Mapping[str, Operation]:
+def operations() -> Any:
     """The model's messages; numpy's and onnxruntime's threads start here, when the network has been left."""
     from dpswd.private_curator.onnx import model as onnx_model
 

@@ -158,7 +158,6 @@ class PostgresSchema:
             made.execute(f"BEGIN; SET LOCAL search_path TO {fresh}")
             _make(made, fresh)
             expected = _layout_of(made, fresh)
-            made.execute("ROLLBACK")
         names = changed(expected, _layout_of(session, self.schema))
         return [f"the {name} is not as the ledger made it" for name in names]
 

@@ -6,14 +6,12 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private
 from dpswd.shared.records.batches import Source
-
-if TYPE_CHECKING:
-    from dpswd.private_curator.settings.groups import RecordsSettings
 
 _MOST_LOOKED_AT = 1000
 """Entries of a folder of which one tells what it holds."""

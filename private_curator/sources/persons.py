@@ -10,18 +10,16 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
+from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.private_curator.sources.extracts import CODES, FEMALE, MALE, TABLES, read_fhir, read_omop
 from dpswd.private_curator.sources.sql import RowSource, connect, refusing_database
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.problems import RecordsRefused
-
-if TYPE_CHECKING:
-    from dpswd.private_curator.settings.groups import RecordsSettings
 
 _ALLOWED = "year_of_birth, female, measurement:CODE, measurement:CODE@UNIT and condition:CODE"
 _person, _measurement, _condition = (sa.table(name, *map(sa.column, columns)) for name, columns in TABLES.items())

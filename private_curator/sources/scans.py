@@ -9,17 +9,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.private_curator.sources.opening import First, words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.batches import Array, Batch, Format, Layout, rows_per_batch
 from dpswd.shared.records.problems import RecordsRefused
-
-if TYPE_CHECKING:
-    from dpswd.private_curator.settings.groups import RecordsSettings
 
 FOLDER = "folder"
 """As --labels-array: the label is the name of the first folder below PATH."""

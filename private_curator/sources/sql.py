@@ -9,19 +9,17 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.private_curator.sources.opening import First, words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.batches import Array, Batch, Format, Layout, check_finite
 from dpswd.shared.records.problems import RecordsRefused, no_such, refusing
-
-if TYPE_CHECKING:
-    from dpswd.private_curator.settings.groups import RecordsSettings
 
 _ROWS = 10_000
 _NO_NUMBERS = (str, bytes, bytearray, memoryview, list, dict, dt.date, dt.time, dt.timedelta)
