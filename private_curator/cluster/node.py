@@ -71,26 +71,15 @@ class Node:
             return task.FAILED + type(error).__name__.encode()
 
 
-_node: Node | None = None
-"""Of this process: what Dask calls is a function and finds its node here."""
-
-
-def answer(request: bytes, graph: bytes, weights: bytes) -> bytes:
-    """The answer of this process's node; see `Node.answer`."""
-    if _node is None:
-        return task.FAILED + b"no node: start it with `dpswd-curator cluster node`"
-    return _node.answer(request, graph, weights)
-
-
 def serve(home: Path, settings: CuratorSettings, *, scheduler: str, certificates: Path, host: str | None) -> None:
     """Computes shards until SIGTERM or SIGINT."""
-    global _node
     engine.configure(NODE, certificates, scheduler=scheduler)
-    _node = Node(home, settings)
+    node = Node(home, settings)
+    engine.answer = node.answer
     try:
         asyncio.run(_member(settings, scheduler, certificates, host))
     finally:
-        _node.engine.close()
+        node.engine.close()
 
 
 async def _member(settings: CuratorSettings, scheduler: str, certificates: Path, host: str | None) -> None:

@@ -29,8 +29,7 @@ class Acts:
     """The acts of one console, by the operator of its home; pages show what an act has found."""
 
     def __init__(self, home: HomeDirectory, *, pages: Pages) -> None:
-        self._home = home
-        self._pages = pages
+        self._home, self._pages = home, pages
 
     def routes(self) -> dict[str, Callable[[Request, FormData], Response]]:
         """Every act by its path."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PUBLICATION = "/publication"
 LEAVE = "/sign-in/leave"
 FLOW = "dpswd-sign-in"
 _FILES = Path(__file__).with_name("static")
@@ -86,7 +85,7 @@ def console(
         unlocked=frozenset({SIGN_IN, LEAVE, ANSWER, *_STATIC}),
         proxy=vouching if isinstance(vouching, Proxy) else None,
         # As large as a proposal may be, whose module would load tensors: pages need none.
-        room={PUBLICATION: 2 * MAX_MESSAGE_BYTES + MAX_FORM_BYTES},
+        room={"/publication": 2 * MAX_MESSAGE_BYTES + MAX_FORM_BYTES},
     )
 
 

@@ -130,11 +130,11 @@ class Pages:
     ) -> Response:
         """A page in its frame; without a record, as after an error, the frame says less."""
         session, path, live = request.state.session, request.url.path, LIVE in request.query_params
-        places = [place for place, _ in PLACES if path == place or (place != "/" and path.startswith(f"{place}/"))]
+        places = (place for place, _ in PLACES if path == place or (place != "/" and path.startswith(f"{place}/")))
         frame: _Values = {
             "operator": self._home.operator if session.person is None else session.person.subject["name"],
             "csrf": session.csrf,
-            "here": max(places, key=len, default=""),
+            "here": next(places, ""),
             "notices": () if live else session.heard(),  # what is said once
         }
         if record is None:
@@ -144,9 +144,8 @@ class Pages:
         else:
             noted = seconding.waiting(self._home)
             values |= {"record": record, "noted": noted, "asked_for": request.query_params}
+            frame |= {"data_set": record.overview.name, "state": record.overview.state}
             frame |= {
-                "data_set": record.overview.name,
-                "state": record.overview.state,
                 "waiting": sum(asked.decision is None for asked in record.requests) + len(noted),
                 # The address that shows the page anew; none where it would show another one.
                 "live": "" if request.method == "POST" else f"{path}?{_query(request, **{LIVE: 1})}",

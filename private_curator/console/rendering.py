@@ -1,7 +1,4 @@
-"""Pages from templates: everything is escaped, foreign text is only ever text, figures are rounded to the safe side.
-
-Templates call what the operator's own modules have by its names.
-"""
+"""Pages from templates: everything is escaped, foreign text is only ever text, figures are rounded to the safe side."""
 
 from __future__ import annotations
 
@@ -56,6 +53,7 @@ def again(noted: Mapping[str, Any]) -> str:
 _TEMPLATES = environment("dpswd.private_curator.console", "dpswd.private_curator.operator")
 _TEMPLATES.filters["linked"] = linked
 _TEMPLATES.globals |= {"places": PLACES, "most_rows": ROWS, "leaf_days": LEAF_DAYS, "why": WHY_COUNTS_DIFFER}
+# Templates call these by their names.
 _CALLED = (again, ahead, items, spent_over_time, who)
 _TEMPLATES.globals |= {"statements": STATEMENTS} | {each.__name__: each for each in _CALLED}
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -40,9 +40,6 @@ from dpswd.private_curator.core.ledger.schema import APPLICATION_ID
 from dpswd.private_curator.core.ledger.sqlite import sync
 from dpswd.shared.core.errors import DpswdError, LedgerCorrupt, LedgerUnavailable
 from dpswd.shared.core.ledger.receipts import SignedEntry
-
-if TYPE_CHECKING:
-    from dpswd.private_curator.postgres.schema import PostgresSchema
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -197,6 +194,23 @@ def begin(connection: Connection, statements: str = READ) -> BegunSession:
     return BegunSession(connection, begun[0][0], at, begun[0][1], lacking)
 
 
+class LedgerSchema(Protocol):
+    """What is needed of the schema in which a ledger stands; its text names it in messages."""
+
+    @property
+    def schema(self) -> str:
+        """Its name."""
+
+    def connect(self, *, lock_timeout_s: float) -> Connection:
+        """A connection whose search path it is."""
+
+    def session(self, *, hung: str) -> contextlib.AbstractContextManager[PostgresSession]:
+        """The same for a while, without a transaction; `hung` ends one that does nothing."""
+
+    def reading(self) -> contextlib.AbstractContextManager[Session]:
+        """A view of the ledger on a connection of its own."""
+
+
 class PostgresDatabase:
     """One replica's connection to the ledger. A broken one is replaced at the next use.
 
@@ -208,7 +222,7 @@ class PostgresDatabase:
         LedgerUnavailable: the server cannot be used now.
     """
 
-    def __init__(self, location: PostgresSchema, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    def __init__(self, location: LedgerSchema, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self._location = location
         self._lock_timeout_s = lock_timeout_s
         self._mutex = threading.RLock()

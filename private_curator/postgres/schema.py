@@ -9,6 +9,7 @@ to the schema's name. An audit compares what the catalogue says of them with wha
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import secrets
@@ -40,7 +41,6 @@ from dpswd.private_curator.postgres.watch import PostgresWatch
 from dpswd.shared.core.errors import DpswdError, LedgerCorrupt, LedgerUnavailable, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
-DEFAULT_SCHEMA = "dpswd"
 OLDEST_SERVER = 14
 _URL_SCHEMES = ("postgresql://", "postgres://")
 _SCHEMA = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -83,7 +83,7 @@ class PostgresSchema:
     """
 
     url: str
-    schema: str = DEFAULT_SCHEMA
+    schema: str = "dpswd"
     password_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -229,10 +229,9 @@ class PostgresSchema:
         )
         if tables:
             session.execute(f"LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE")
-        number = 1
-        while self._occupied(session, schema := f"{self.schema}_replaced_{number}"):
-            number += 1
-        session.execute(f"ALTER SCHEMA {self.schema} RENAME TO {schema}")
+        names = (f"{self.schema}_replaced_{number}" for number in itertools.count(1))
+        free = next(name for name in names if not self._occupied(session, name))
+        session.execute(f"ALTER SCHEMA {self.schema} RENAME TO {free}")
 
     def _occupied(self, session: PostgresSession, schema: str | None = None) -> bool:
         anything = "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace(?))"

@@ -15,15 +15,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from dpswd.private_curator.books.location import Watcher
 from dpswd.private_curator.core.ledger.database import Session
 from dpswd.private_curator.postgres import database
 from dpswd.shared.core.errors import DpswdError, LedgerUnavailable
-
-if TYPE_CHECKING:
-    from dpswd.private_curator.postgres.schema import PostgresSchema
 
 BEAT_S = 1.0
 _PAUSE_S = 0.1  # between two looks: what many commits tell is told once
@@ -50,7 +46,7 @@ class PostgresWatch:
         LedgerUnavailable: see `LedgerLocation.watch`.
     """
 
-    def __init__(self, location: PostgresSchema, watcher: Watcher) -> None:
+    def __init__(self, location: database.LedgerSchema, watcher: Watcher) -> None:
         self._location = location
         self._watcher = watcher
         self._stopping = threading.Event()

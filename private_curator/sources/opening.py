@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpswd.private_curator.settings.groups import RecordsSettings
+from dpswd.private_curator.sources import words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private
 from dpswd.shared.records.batches import Source
@@ -16,24 +16,6 @@ from dpswd.shared.records.batches import Source
 _MOST_LOOKED_AT = 1000
 """Entries of a folder of which one tells what it holds."""
 _ENDINGS = (("query", ".sql"), ("fhir", ".ndjson"), ("dicom", ".dcm"), ("nifti", (".nii", ".nii.gz")))
-
-
-class First:
-    """Lets the first records of each person through; remembers 8 bytes of a person's digest, and no person."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._seen = most, Counter[bytes]()
-
-    def take(self, person: object) -> bool:
-        """Whether this is among the first of that person."""
-        digest = hashlib.blake2b(str(person).encode(), digest_size=8).digest()
-        self._seen[digest] += 1
-        return self._seen[digest] <= self._most
-
-
-def words_of(lost: Counter[str]) -> str:
-    """What was left out, in words."""
-    return ", ".join(f"{count:,} {why}" for why, count in lost.most_common() if count)
 
 
 class HospitalSource(Source, Protocol):

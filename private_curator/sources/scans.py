@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpswd.private_curator.settings.groups import RecordsSettings
-from dpswd.private_curator.sources.opening import First, words_of
+from dpswd.private_curator.sources import First, words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.batches import Array, Batch, Format, Layout, rows_per_batch
 from dpswd.shared.records.problems import RecordsRefused

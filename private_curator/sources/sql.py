@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from dpswd.private_curator.settings.groups import RecordsSettings
-from dpswd.private_curator.sources.opening import First, words_of
+from dpswd.private_curator.sources import First, words_of
 from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.records.batches import Array, Batch, Format, Layout, check_finite
 from dpswd.shared.records.problems import RecordsRefused, no_such, refusing

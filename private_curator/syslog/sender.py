@@ -59,7 +59,7 @@ class Sender:
 
     def __init__(self, settings: SyslogSettings, home: Path, ledger: Ledger, asks: AskBook, *, data_set: str) -> None:
         host, _, port = str(settings.address).rpartition(":")
-        self._receiver, self._name = (host.strip("[]"), int(port)), host.strip("[]")
+        self._receiver = host.strip("[]"), int(port)
         self._tls = _tls(settings, home)
         self._cursor = home / CURSOR
         self._ledger, self._asks, self._data_set = ledger, asks, data_set
@@ -116,24 +116,24 @@ class Sender:
         """Octet-counted frames, and the end of the connection, which the receiver answers."""
         with (
             socket.create_connection(self._receiver, timeout=_PATIENCE_S) as connection,
-            self._tls.wrap_socket(connection, server_hostname=self._name) as channel,
+            self._tls.wrap_socket(connection, server_hostname=self._receiver[0]) as channel,
         ):
             channel.sendall(b"".join(b"%d %s" % (len(message), message) for message in messages))
             channel.unwrap()
 
     def _run(self) -> None:
-        pause, out, closing = EVERY_S, False, False
+        pause, closing = EVERY_S, False
         while not closing:
             closing = self._closing.wait(pause)
             try:
                 while self.send() >= BATCH and not closing:
                     pass
             except (OSError, LedgerUnavailable) as error:
-                if not out:
+                if pause == EVERY_S:  # it has begun
                     _log.warning("%s:%d takes no audit messages: %s; they wait", *self._receiver, type(error).__name__)
-                out, pause = True, min(2.0 * pause, _LONGEST_PAUSE_S)
+                pause = min(2.0 * pause, _LONGEST_PAUSE_S)
             else:
-                out, pause = False, EVERY_S
+                pause = EVERY_S
 
 
 def keep_telling(settings: CuratorSettings, home: HomeDirectory, ledger: Ledger, until: ExitStack) -> None:
