@@ -56,7 +56,7 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
         self, hospital: Hospital, plan: Plan, model: nn.Module, *, directory: str | Path, steps: int = 1,
         optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer] = torch.optim.Adam,
     ) -> None:  # fmt: skip
-        if not isinstance(plan.method, Finetune) or plan.method.descent != "adam":
+        if not isinstance(plan.method, Finetune):
             raise InvalidValue(f"a round asks for labelled gradients; plan it with Finetune(), not {plan.method!r}")
         names = tuple(name for name, own in model.named_parameters() if own.requires_grad)
         if not names:

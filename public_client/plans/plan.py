@@ -171,7 +171,6 @@ class Plan:
                 classes=facts.data.classes,
                 number_private=self.number_private,
                 labelled=self.with_label,
-                partly_labelled=self.partly_labelled,
                 names=names if self.gradient_parameters else (),
                 feature_map=feature_map,
             )

@@ -30,7 +30,6 @@ class RunTerms:
         feature_map: the public map of every step that brings none.
         number_private: whether the number of labelled records is private.
         labelled: that number; n where it is private.
-        partly_labelled: whether some records have no label.
     """
 
     noise: float
@@ -41,7 +40,6 @@ class RunTerms:
     feature_map: FeatureMap | None
     number_private: bool = False
     labelled: int = 0
-    partly_labelled: bool = False
 
     def sliced_sigma(self, directions: int, coefficients: int, *, share: float = 1.0, label_values: int = 0) -> float:
         """Deviation of the noise on each value of a sliced release, docs/privacy 6.

@@ -65,7 +65,7 @@ class Newton(torch.optim.Optimizer):
         noise: deviation of each coordinate of a gradient.
 
     Attributes:
-        noise: of the next step's gradient, positive; another one where not all hospitals have answered.
+        noise: the same, of the next step's: it is another one where not all hospitals have answered.
     """
 
     def __init__(self, head: nn.Linear, features: Tensor, *, noise: float) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpswd import DomainAdaptation, Finetune, Hospital, MockCurator, Statistics, mock_description
-from dpswd.public_client.published_methods.public_view import folded, viewed_head
+from dpswd.public_client.published_methods.public_view import folded, viewed
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 
@@ -82,7 +82,7 @@ def test_the_plan_needs_the_classifier_and_says_what_is_released(hospital):
     assert plan.gradient_parameters == CLASSES * 9
     assert plan.admitted
     text = str(plan)
-    assert "finetune: 100 steps, on all 2500 records" in text
+    assert "finetune: 20 steps, on all 2500 records" in text
     assert "the cross-entropy's sanitized gradient of 27 numbers" in text
     assert "the classifier, by gradients of the hospital's own labels" in text
     deep = nn.Sequential(classifier, nn.ReLU(), nn.Linear(CLASSES, CLASSES))
@@ -98,19 +98,22 @@ def test_a_viewed_head_computes_the_same_scores_in_axes_of_one_size(bias):
     scales = torch.tensor([0.7, 1.0, 30.0, 5.0])
     features = torch.randn(300, 4) @ torch.randn(4, 4) * scales + 7.0
     classifier = nn.Linear(4, 3, bias=bias)
-    made = viewed_head(classifier, features, power=0.3)
+    made = viewed((), classifier, features, power=0.3)
     torch.testing.assert_close(made(features), classifier(features), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(folded(made)(features), classifier(features), rtol=1e-3, atol=1e-3)
+    flat = folded(made)
+    assert type(flat) is nn.Linear
+    torch.testing.assert_close(flat(features), classifier(features), rtol=1e-3, atol=1e-3)
     values = torch.linalg.eigvalsh(torch.cov(features.T))
     spread = float((values[-1] / values[0]).sqrt())
     seen = made.view(features)
     assert float(seen.norm(dim=1).mean()) == pytest.approx(1.0, rel=1e-3)
     deviations = seen.std(dim=0)
     assert float(deviations.max() / deviations.min()) < 0.5 * spread
-    assert folded(classifier) is classifier
-    deep = nn.Sequential(nn.Tanh(), made)
+    before = nn.Tanh()
+    deep = viewed((before,), classifier, before(features), power=0.3)
     flat = folded(deep)
     assert [type(layer) for layer in flat] == [nn.Tanh, nn.Linear]
+    torch.testing.assert_close(deep(features), classifier(before(features)), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(flat(features), deep(features), rtol=1e-3, atol=1e-3)
 
 

@@ -40,7 +40,7 @@ def fresh():
 def fitted(where, directory, *, epsilon=4.0, loader_seed=0, after_plan=None, **arguments):
     """A model that another process would make anew: its loader deals the source in another order."""
     torch.manual_seed(loader_seed)
-    plan = where.plan(Finetune(descent="newton"), epsilon=epsilon, steps=STEPS)
+    plan = where.plan(Finetune(), epsilon=epsilon, steps=STEPS)
     if after_plan is not None:
         after_plan()
     several = {"shared": True} if isinstance(where, Federation) else {}
