@@ -1,16 +1,15 @@
 """MNIST as one labelled hospital of 60,000: a linear head on fixed features, by labelled gradients (`Finetune`).
 
     python -m benchmarks.labelled_gradients run --data-dir ../shared/data      # anew, beside what is on file
-    python -m benchmarks.labelled_gradients choose --data-dir ../shared/data   # how the rate was chosen, on USPS
-    python -m benchmarks.labelled_gradients choose-newton --data-dir ../shared/data
+    python -m benchmarks.labelled_gradients choose --data-dir ../shared/data   # how its settings were chosen
     python -m benchmarks.labelled_gradients summary
 
 needs mnist.npz and usps16.npz in the folder. The features are those of `benchmarks.labelled_digits`: a scattering,
 turned to the largest principal axes of USPS images, in the raw scale. They are what the hospital holds here: a fixed
 public transform that its operator applied. The team's source is USPS with labels, as it is or varied: each image six
 times, with the random warps and strokes of a replay's images. The head that it trains there is what the run begins
-with. Every step passes through the mock curator: admission, price, sample and noise are the product's. `choose-newton`
-looks at MNIST's training images alone.
+with. Every step passes through the mock curator: admission, price, sample and noise are the product's. `choose` looks
+at MNIST's training images alone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import argparse
 import functools
 import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +37,7 @@ from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.published_methods.finetune import Finetune
 from dpswd.public_client.published_methods.newton import Newton, less_sure
-from dpswd.public_client.published_methods.public_view import parted, viewed_head
+from dpswd.public_client.published_methods.public_view import viewed
 from dpswd.public_client.replay.augmentation import draw_variation
 from dpswd.public_client.replay.views import ImageView
 from dpswd.shared.accounting.calibration import calibrate_sigma
@@ -48,20 +46,18 @@ from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEv
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import entropy_cotangents
 
 RESULTS = Path(__file__).parent / "results" / "labelled-gradients.json"
-EPSILONS, SEEDS, AXES, _MOST_AXES = (1.0, 0.2), (0, 1, 2), 300, 400
-_RATES = (0.03, 0.06, 0.12, 0.25, 0.5)
-_STEPS = 60  # of `choose`, each on all records
+EPSILONS, SEEDS, AXES = (1.0, 0.2), (0, 1, 2), 400
 _SHOWN = 4096  # records of the source, as many as a method looks at
-_NEWTON = (
+_CHOICES = (
     (True, 400, 0.5, 0.1, 20),  # what the method does
     (False, 400, 0.5, 0.1, 20), (True, 300, 0.5, 0.1, 20), (True, 400, 0.3, 0.1, 20), (True, 400, 0.9, 0.1, 20),
     (True, 400, 0.5, 0.05, 20), (True, 400, 0.5, 0.2, 20), (True, 400, 0.5, 0.4, 20), (True, 400, 0.5, 0.1, 10),
     (True, 400, 0.5, 0.1, 40),
 )  # fmt: skip
-"""Whether the source's images are varied, d, the power of the axes, the clip and the steps of `choose-newton`."""
+"""Whether the source's images are varied, d, the power of the axes, the clip and the steps of `choose`."""
 _PARTS = ("train", "test")
 _WHERE = {
-    "source": ("usps", "train"), "varied": ("usps", "train"), "source tests": ("usps", "test"),
+    "source": ("usps", "train"), "varied": ("usps", "train"), 
     "own": ("mnist", "train"), "tests": ("mnist", "test"),
 }  # fmt: skip
 _COPIES = 6  # of a varied source's image
@@ -74,20 +70,18 @@ class Way:
     """A line of the table.
 
     Attributes:
-        descent: of `Finetune`.
         varied: whether the source's images are.
         axes: d.
         relation: of the data sets that epsilon compares.
     """
 
-    descent: str
     varied: bool
     axes: int
     relation: str = REPLACE
 
 
-BEST = Way("newton", True, _MOST_AXES)
-WAYS = (BEST, Way("adam", False, AXES), replace(BEST, varied=False), replace(BEST, relation=ADD))
+BEST = Way(True, AXES)
+WAYS = (BEST, replace(BEST, varied=False), replace(BEST, relation=ADD))
 """The first is what the docs promise; later lines only say what made it so, and may have fewer seeds on file."""
 
 
@@ -106,7 +100,7 @@ class Digits:
         with np.load(folder / "mnist.npz", allow_pickle=False) as archive:
             self.mnist = {part: (archive[f"x_{part}"], _labels(archive[f"y_{part}"])) for part in _PARTS}
 
-        centre, vectors, _ = axes(self.scattered("usps", "train"), _MOST_AXES)
+        centre, vectors, _ = axes(self.scattered("usps", "train"), AXES)
         self._turn = functools.partial(_turned, centre=centre, vectors=vectors)
         self._parts: dict[str, Part] = {}
 
@@ -118,7 +112,7 @@ class Digits:
         """Features in so many axes, and labels.
 
         Args:
-            which: "source", "varied", "source tests", "own" (the hospital's) or "tests".
+            which: "source", "varied", "own" (the hospital's) or "tests".
             count: d.
         """
         if which not in self._parts:
@@ -165,7 +159,7 @@ def jobs(digits: Digits, seeds: Sequence[int]) -> Iterator[records.Job]:
 def _reached(digits: Digits, way: Way, *, epsilon: float, seed: int) -> dict[str, Any]:
     source = digits.part("varied" if way.varied else "source", way.axes)
     (own, own_labels), tests = digits.part("own", way.axes), digits.part("tests", way.axes)
-    method = Finetune(descent=way.descent)  # type: ignore[arg-type]
+    method = Finetune()
     hospital = Hospital(HeldRecords(Site(own.numpy(), own_labels.numpy()), classes=10, delta=DELTA, seed=seed))
     torch.manual_seed(seed)
     plan = hospital.plan(method, epsilon=epsilon)
@@ -187,36 +181,18 @@ def _replaced(epsilon: float, steps: int) -> float:
 
 
 def choose(digits: Digits) -> None:
-    """Accuracy on USPS's test images of a head that starts from nothing, at MNIST's ratio of noise to records.
-
-    Plain arithmetic: the mechanism's sum and noise, Adam with the method's schedule.
-    """
-    u, y = digits.part("source", AXES)
-    tests, labels = digits.part("source tests", AXES)
-    view = viewed_head(nn.Linear(AXES, 10), u, power=0.3).view
-    with torch.no_grad():
-        seen, tests = view(u), view(tests)
-    for epsilon in (0.2, 1.0, 5.0):
-        reached = []
-        for rate in _RATES:
-            head = _trained(seen, y, noise=_noise(epsilon, _STEPS) * len(y) / 60_000, rate=rate)
-            reached.append(f"{_accuracy(head, (tests, labels)):.2f} at rate {rate:g}")
-        print(f"as at epsilon {epsilon:g}: {', '.join(reached)}", flush=True)
-
-
-def choose_newton(digits: Digits) -> None:
     """Accuracy of Newton's steps on 10,000 of MNIST's training images, by the other 50,000 at MNIST's ratio of noise.
 
     Plain arithmetic: the mechanism's sum and noise, and the method's own descent.
     """
-    own, labels = digits.part("own", _MOST_AXES)
-    for varied, count, power, clip, steps in _NEWTON:
+    own, labels = digits.part("own", AXES)
+    for varied, count, power, clip, steps in _CHOICES:
         source, source_labels = digits.part("varied" if varied else "source", count)
         torch.manual_seed(0)
         drawn = torch.randperm(len(source))[:_SHOWN]
         start = less_sure(_fitted(source, source_labels), source[drawn])
-        whole = viewed_head(start, source[drawn], power=power)
-        _, head = parted(whole)
+        whole = viewed((), start, source[drawn], power=power)
+        head = whole.head
         with torch.no_grad():
             seen = whole.view(own[:, :count])
             optimizer = Newton(head, whole.view(source[drawn]), noise=_noise(1.0, steps) * 2.0 * clip / len(labels))
@@ -277,26 +253,11 @@ def set_gradient(head: nn.Linear, gradient: Tensor) -> None:
     head.weight.grad, head.bias.grad = gradient[:, :-1].clone(), gradient[:, -1].clone()
 
 
-def _trained(u: Tensor, y: Tensor, *, noise: float, rate: float) -> nn.Linear:
-    generator = torch.Generator().manual_seed(0)
-    head = nn.Linear(u.shape[1], 10)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    optimizer = torch.optim.Adam(head.parameters(), lr=rate)
-    clip_norm = 0.35
-    for step in range(_STEPS):
-        total = clipped_sum(head, u, y, clip_norm=clip_norm)
-        set_gradient(head, (total + 2.0 * clip_norm * noise * torch.randn(total.shape, generator=generator)) / len(u))
-        optimizer.param_groups[0]["lr"] = rate * 0.5 * (1.0 + math.cos(math.pi * step / _STEPS))
-        optimizer.step()
-    return head
-
-
 def table(runs: list[dict[str, Any]]) -> str:
     """Of the runs on file, in Markdown."""
     lines = [
-        "| descent | source's images | axes | relation | epsilon | USPS's head alone | after gradients |",
-        "|---|---|---|---|---|---|---|",
+        "| source's images | axes | relation | epsilon | USPS's head alone | after gradients |",
+        "|---|---|---|---|---|---|",
     ]
     for way in WAYS:
         for epsilon in EPSILONS:
@@ -304,7 +265,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             if own:
                 figures = (records.mean_and_deviation([one[key] for one in own], 2) for key in ("before", "accuracy"))
                 images = "varied" if way.varied else "as they are"
-                cells = (way.descent, images, str(way.axes), way.relation, f"{epsilon:g}", *figures)
+                cells = (images, str(way.axes), way.relation, f"{epsilon:g}", *figures)
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -315,7 +276,7 @@ def _of(runs: list[dict[str, Any]], way: Way, epsilon: float) -> list[dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "choose", "choose-newton", "summary"))
+    parser.add_argument("command", choices=("run", "choose", "summary"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where scatterings are kept")
     parser.add_argument("--format", choices=("json", "text"), default="text")
@@ -329,7 +290,7 @@ def main() -> None:
         if arguments.command == "run":
             records.Rows(RESULTS, arguments.results).run(jobs(digits, arguments.seeds))
         else:
-            {"choose": choose, "choose-newton": choose_newton}[arguments.command](digits)
+            choose(digits)
         return
     runs = records.read(arguments.results or RESULTS)
     if arguments.format == "text":
