@@ -57,7 +57,7 @@ _CHOICES = (
 """Whether the source's images are varied, d, the power of the axes, the clip and the steps of `choose`."""
 _PARTS = ("train", "test")
 _WHERE = {
-    "source": ("usps", "train"), "varied": ("usps", "train"), 
+    "source": ("usps", "train"), "varied": ("usps", "train"),
     "own": ("mnist", "train"), "tests": ("mnist", "test"),
 }  # fmt: skip
 _COPIES = 6  # of a varied source's image

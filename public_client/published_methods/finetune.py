@@ -29,7 +29,7 @@ from dpswd.public_client.published_methods.public_view import folded, viewed
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import DrawnStep
-from dpswd.public_client.training.sites import Group, Model
+from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -129,12 +129,17 @@ class Finetune(Method):
         assert trained is not None
         assert isinstance(trained.classifier, nn.Sequential), "made when the runs were opened"
         *before, head = trained.classifier
+        assert isinstance(head, nn.Linear), "see `viewed`"
         with torch.no_grad():
             seen = nn.Sequential(*before).eval()(training.features)
         optimizer = Newton(head, seen, noise=math.inf)  # until the first answers are heard
 
+        def noise_of(site: Site) -> float:
+            assert isinstance(site.run, FinetuneRun), "this method opened it"
+            return site.run.noise
+
         def heard(shares: Mapping[str, float]) -> None:
-            optimizer.noise = math.hypot(*(shares[s.name] * s.run.noise for s in begun if s.name in shares))
+            optimizer.noise = math.hypot(*(shares[site.name] * noise_of(site) for site in begun if site.name in shares))
 
         features = PublicStep(training.features)
         align(group, optimizer, lambda: features, training, averaging=0.0, heard=heard)

@@ -19,8 +19,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,20 +58,6 @@ class PseudoLabelSums(nn.Module):
         seen = self.axes(features)
         sums: Tensor = (shares.unsqueeze(2) * seen.unsqueeze(1)).flatten(1)
         return sums
-
-    def moved(self, features: Tensor, labels: Tensor, shifts: Tensor, gains: Tensor) -> Tensor:
-        """Features (m, d) of labels (m,), moved along the components.
-
-        Args:
-            features: (m, d).
-            labels: (m,).
-            shifts: (C, r), of each class.
-            gains: (r,), by how much of themselves coordinates grow, beside the mean of all.
-        """
-        rows = self.axes.weight[1:]
-        by = shifts[labels] + gains * self.axes(features)[:, 1:]
-        moved: Tensor = features + by @ (rows / rows.square().sum(dim=1, keepdim=True))
-        return moved
 
 
 def components_of(most: int, *, classes: int, dimension: int) -> int:
@@ -114,29 +101,17 @@ def component_axes(features: Tensor, count: int, *, least: float = 0.0) -> nn.Li
     return axes.requires_grad_(False)
 
 
-def made_axes(dimension: int, count: int) -> nn.Linear:
-    """Axes of the right size, for the price alone."""
-    return component_axes(torch.randn(count + 2, dimension, generator=torch.Generator().manual_seed(0)), count)
-
-
 def whole(extractor: nn.Module, classifier: nn.Module, axes: nn.Linear) -> tuple[nn.Sequential, PseudoLabelSums]:
     """From records to what each adds, as it travels, and its end: of copies on the processor, in evaluation mode."""
     sums = PseudoLabelSums(copy.deepcopy(classifier), axes)
     return nn.Sequential(copy.deepcopy(extractor), sums).cpu().eval(), sums
 
 
+_FIT_RECORDS = 800  # of the source; more make the fit slower and hardly better
 _ROUNDS = 12  # at most
 _SETTLED = 2.0  # nats, below which another round is not worth its time
 _SHARES = tuple(0.5**times for times in range(7))  # of a round's step, until it gains
 _STEP = 0.05  # of the differences that take the place of derivatives, in units of a source record's mean norm
-_PRIORS = {
-    "common": (0.0, 0.05, 0.1, 0.2, 0.4),
-    "gains": (0.0, 0.1, 0.3, 0.6),
-    "own": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),
-    "misfit": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),  # times the root mean square deviation of a record's values
-}
-"""Among which the evidence chooses."""
-_START = {"common": 0.1, "gains": 0.0, "own": 0.05, "misfit": 0.05}
 _FREQUENCIES = 1.0
 _OTHER_FREQUENCIES = (10.0, 0.1)
 """By how much other frequencies must be likelier: nats, and a share of what shifts explain, which look like them."""
@@ -146,6 +121,31 @@ each move changes sums of its own, just as a misfit would, so that evidence hard
 is what is expected."""
 _RIVAL = 20.0  # nats, by which other frequencies may be less likely and still be what happened
 _NEARLY_NOTHING = 1e-6  # a prior deviation of 0, where it is divided by
+
+
+class Priors(NamedTuple):
+    """The hyperparameters, in units of a source record's mean norm along the components.
+
+    Attributes:
+        common, gains, own, frequencies: t0, tg, t1, tw.
+        misfit: kappa, times the root mean square deviation of a record's values.
+    """
+
+    common: float = 0.1
+    gains: float = 0.0
+    own: float = 0.05
+    frequencies: float = 0.0
+    misfit: float = 0.05
+
+
+_AMONG = {
+    "common": (0.0, 0.05, 0.1, 0.2, 0.4),
+    "gains": (0.0, 0.1, 0.3, 0.6),
+    "own": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),
+    "misfit": (0.0, 0.02, 0.05, 0.1, 0.2, 0.4),
+}
+"""Among which the evidence chooses."""
+_UNCHANGED = Priors(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,9 @@ class Observed:
 class Source:
     """The public side, in float64 on the processor.
 
+    How a target differs from it is told by values (P,): what all classes share, gains, each class's own moves, and
+    log-weights of frequencies.
+
     Attributes:
         features: (m, d).
         labels: (m,).
@@ -207,33 +210,47 @@ class Source:
     feature_map: FeatureMap
 
     @property
-    def classes(self) -> int:
-        """C."""
-        return self.dimension // self.sums.axes.out_features
-
-    @property
-    def components(self) -> int:
-        """R."""
-        return self.sums.axes.out_features - 1
-
-    @property
     def dimension(self) -> int:
         """D."""
         return len(self.feature_map.center)
+
+    @property
+    def kinds(self) -> tuple[int, int, int, int]:
+        """How many of the values are of each kind: r, r, C r and C."""
+        wide = self.sums.axes.out_features
+        r, classes = wide - 1, self.dimension // wide
+        return r, r, classes * r, classes
+
+    @property
+    def spread(self) -> float:
+        """Root mean square deviation, over all coordinates, of what a record adds: the unit of a misfit."""
+        return math.sqrt(float(self.added(self.features).var(dim=0).mean()))
 
     def part(self, chosen: Tensor) -> Source:
         """Some of the records."""
         return replace(self, features=self.features[chosen], labels=self.labels[chosen])
 
-    def moved(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
-        """The records' features (m, d) moved by these values of shifts, by default by their mean."""
-        common, gains, own, _ = shifts.parts(values)
-        return self.sums.moved(self.features, self.labels, common + own, gains)
+    def moved(self, values: Tensor) -> Tensor:
+        """The records' features (m, d) in a target that these values tell of, moved along the components."""
+        common, gains, own, _ = values.split_with_sizes(self.kinds)
+        axes, shifts = self.sums.axes, common + own.reshape(-1, len(common))  # (C, r)
+        by = shifts[self.labels] + gains * axes(self.features)[:, 1:]
+        moved: Tensor = self.features + by @ (axes.weight[1:] / axes.weight[1:].square().sum(dim=1, keepdim=True))
+        return moved
+
+    def weights(self, values: Tensor) -> Tensor:
+        """(m,) of the records there; they add up to 1."""
+        weights = values[-self.kinds[-1] :].exp()[self.labels]
+        return weights / weights.sum()
 
     @torch.no_grad()
     def added(self, features: Tensor) -> Tensor:
         """(m, D): what records of these features add to the sums, mapped and clipped."""
         return self.feature_map.clipped(self.sums(features))
+
+    def expected(self, values: Tensor) -> Tensor:
+        """(D,): the mean of what a record of such a target adds."""
+        return self.weights(values) @ self.added(self.moved(values))
 
 
 @dataclass(frozen=True)
@@ -241,68 +258,43 @@ class Shifts:
     """The posterior of how the target differs from the source.
 
     Attributes:
-        mean: (P,), P = r + r + C r + C: what all classes share, gains, each class's own, log-weights of frequencies.
+        mean: (P,) values; see `Source`.
         spread: (P, P), of standard normal numbers that are added to it: a root of the covariance.
-        common, gains, own, frequencies, misfit: t0, tg, t1, tw and kappa.
+        priors: of most evidence.
         doubt: the misfit of most evidence, were all as likely beforehand; moves of classes may look like it.
         evidence: nats that they gain over the source as it is; 0 where nothing has changed.
-        classes: C.
         rival: the posterior with other frequencies, where they explain the release about as well.
     """
 
     mean: Tensor
     spread: Tensor
-    common: float
-    gains: float
-    own: float
-    frequencies: float
-    misfit: float
-    doubt: float
-    evidence: float
-    classes: int
+    priors: Priors = _UNCHANGED
+    doubt: float = 0.0
+    evidence: float = 0.0
     rival: Shifts | None = None
 
     @classmethod
     def none(cls, source: Source) -> Shifts:
         """Those of a target that is the source's like."""
-        C, r = source.classes, source.components
-        values = torch.zeros(2 * r + C * r + C, dtype=torch.float64)
-        return cls(values, torch.diag(values), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, C)
-
-    @property
-    def kinds(self) -> tuple[int, int, int, int]:
-        """How many of the values are of each kind."""
-        r = (len(self.mean) - self.classes) // (self.classes + 2)
-        return r, r, self.classes * r, self.classes
-
-    def parts(self, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Common moves (r,), gains (r,), own moves (C, r) and log-weights (C,); by default of the mean."""
-        common, gains, own, frequencies = (self.mean if values is None else values).split_with_sizes(self.kinds)
-        return common, gains, own.reshape(self.classes, -1), frequencies
-
-    def weights(self, values: Tensor | None = None) -> Tensor:
-        """(C,) of each class's records."""
-        return self.parts(values)[3].exp()
+        values = torch.zeros(sum(source.kinds), dtype=torch.float64)
+        return cls(values, torch.diag(values))
 
     def drawn(self, generator: torch.Generator) -> Tensor:
         """Values (P,) from the posterior."""
         return self.mean + self.spread @ torch.randn(len(self.mean), generator=generator, dtype=torch.float64)
 
 
-def spread(source: Source) -> Tensor:
-    """Root mean square deviation, over all coordinates, of what a record adds: the unit of a misfit."""
-    return source.added(source.features).var(dim=0).mean().sqrt()
-
-
-def fitted(source: Source, observed: Observed, *, frequencies: bool = True) -> Shifts:
+def fitted(source: Source, observed: Observed, generator: torch.Generator, *, frequencies: bool = True) -> Shifts:
     """The posterior, at the hyperparameters with the most evidence.
 
     Args:
-        source: public.
+        source: public; of many records a part is drawn.
         observed: what was released of the target.
+        generator: of the part.
         frequencies: whether those of the classes may be other ones.
     """
-    fit = _Fit(source, observed)
+    chosen = torch.randperm(len(source.labels), generator=generator)[:_FIT_RECORDS]
+    fit = _Fit(source.part(chosen), observed)
     same = fit.settled(0.0)
     if not frequencies:
         return same
@@ -314,114 +306,90 @@ def fitted(source: Source, observed: Observed, *, frequencies: bool = True) -> S
 
 
 class _Fit:
-    """One release beside one source, and what of it is chance.
+    """One release beside one source.
 
     Args:
         source, observed: see `fitted`.
 
     Attributes:
-        noise: (q, q), of everything that is no shift.
-        misfit: (q, q), what kappa = 1 adds.
+        noise: (q, q), of everything that is no shift, by the misfit.
         nothing: log-likelihood of the source as it is.
     """
 
     def __init__(self, source: Source, observed: Observed) -> None:
-        self.source, self.observed = source, observed
+        self.source, self.observed, self.rows = source, observed, observed.rows
         still = source.added(source.features)
-        noise = observed.deviation**2 * torch.eye(len(observed.values), dtype=torch.float64)
         # A mean over n target records, and over the source's own.
         chance = torch.cov(still.T) * (1.0 / observed.records + 1.0 / len(still))
-        self.noise = noise + observed.rows @ chance @ observed.rows.T
-        self.misfit = float(still.var(dim=0).mean()) * observed.rows @ observed.rows.T
-        left = observed.values - observed.rows @ still.mean(dim=0)
-        alone = LinearModel(observed.rows[:, :1], left, (1,), noise=self.noise)
-        self.nothing = float(alone.under((0.0,)).log_evidence)
+        noise = self.rows @ chance @ self.rows.T
+        noise.diagonal().add_(observed.deviation**2)
+        misfit = source.spread**2 * self.rows @ self.rows.T
+        self.noise = {kappa: noise + kappa**2 * misfit for kappa in _AMONG["misfit"]}
+        left = observed.values - self.rows @ still.mean(dim=0)
+        self.nothing = float(LinearModel(self.rows[:, :1], left, (1,), noise=noise).under((0.0,)).log_evidence)
 
     def settled(self, frequencies: float) -> Shifts:
         """Rounds of Gauss-Newton, each with the hyperparameters that have the most evidence there (MacKay 1992)."""
-        shifts, chosen = Shifts.none(self.source), dict(_START)
+        shifts, priors = Shifts.none(self.source), Priors(frequencies=frequencies)
         for _ in range(_ROUNDS):
-            offset, slopes = self._linearised(shifts)
-            left = self.observed.values - offset
-            models = {
-                kappa: LinearModel(slopes, left, shifts.kinds, noise=self.noise + kappa**2 * self.misfit)
-                for kappa in _PRIORS["misfit"]
-            }
-            nats, chosen, doubt = self._likeliest(models, chosen, frequencies)
-            deviations = (chosen["common"], chosen["gains"], chosen["own"], frequencies)
-            law = models[chosen["misfit"]].under([max(t, _NEARLY_NOTHING) for t in deviations])
-            moved, won = self._stepped(shifts, law, self.noise + chosen["misfit"] ** 2 * self.misfit)
+            priors, doubt, law = self._likeliest(shifts.mean, priors)
+            moved, won = self._stepped(shifts.mean, law, priors.misfit)
             if moved is None and shifts.spread.any():  # what was linear around the last mean does not lead further
                 break
             mean = shifts.mean if moved is None else moved
-            shifts = Shifts(mean, law.spread, *deviations, chosen["misfit"], doubt, nats - self.nothing, shifts.classes)
+            shifts = Shifts(mean, law.spread, priors, doubt, float(law.log_evidence) - self.nothing)
             if won < _SETTLED:
                 break
         return shifts
 
-    @staticmethod
-    def _likeliest(
-        models: Mapping[float, LinearModel], chosen: dict[str, float], frequencies: float
-    ) -> tuple[float, dict[str, float], float]:
-        """Evidence of linear models by their misfit, and the likeliest hyperparameters: by turns, until none changes.
-
-        Returns:
-            The evidence, the hyperparameters, and the misfit of the most evidence, whatever misfits are beforehand.
-        """
+    def _likeliest(self, around: Tensor, start: Priors) -> tuple[Priors, float, Normal]:
+        """The likeliest hyperparameters around some values, by turns until none changes; the doubt; and the law."""
+        offset, slopes = self._linearised(around)
+        left, kinds = self.observed.values - offset, self.source.kinds
+        models = {kappa: LinearModel(slopes, left, kinds, noise=noise) for kappa, noise in self.noise.items()}
 
         @functools.cache
-        def evidence(common: float, gains: float, own: float, misfit: float) -> float:
-            return float(models[misfit].under((common, gains, own, frequencies)).log_evidence)
+        def law(priors: Priors) -> Normal:
+            return models[priors.misfit].under([max(each, _NEARLY_NOTHING) for each in priors[:4]])
 
-        def likeliest(beforehand: float) -> dict[str, float]:
-            best, before = chosen, None
+        def likeliest(beforehand: float) -> Priors:
+            best, before = start, None
             while best != before:
                 before = best
-                for name, values in _PRIORS.items():
-                    tried = [{**best, name: value} for value in values]
-                    best = max(tried, key=lambda each: evidence(**each) - beforehand * each["misfit"])
+                for name, values in _AMONG.items():
+                    tried = [best._replace(**{name: value}) for value in values]
+                    best = max(tried, key=lambda each: float(law(each).log_evidence) - beforehand * each.misfit)
             return best
 
-        best = likeliest(_AGAINST_MISFIT * models[0.0].values)
-        return evidence(**best), best, likeliest(0.0)["misfit"]
+        best = likeliest(_AGAINST_MISFIT * len(left))
+        return best, likeliest(0.0).misfit, law(best)
 
-    def _stepped(self, shifts: Shifts, law: Normal, noise: Tensor) -> tuple[Tensor | None, float]:
+    def _stepped(self, mean: Tensor, law: Normal, misfit: float) -> tuple[Tensor | None, float]:
         """As far towards a round's mean (P,) as the model itself becomes likelier, and by how many nats."""
-        root = torch.linalg.cholesky(noise)
+        root = torch.linalg.cholesky(self.noise[misfit])
 
         def cost(values: Tensor) -> float:
-            left = self.observed.values - self.observed.rows @ self._expected(shifts, values)
+            left = self.observed.values - self.rows @ self.source.expected(values)
             white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
             return 0.5 * float(white.square().sum() + (values / law.widths).square().sum())
 
         goal = law.mean
-        return shortened(cost, cost(shifts.mean), lambda share: shifts.mean.lerp(goal, share), _SHARES)
+        return shortened(cost, cost(mean), lambda share: mean.lerp(goal, share), _SHARES)
 
-    def _weights(self, shifts: Shifts, values: Tensor | None = None) -> Tensor:
-        weights = shifts.weights(values)[self.source.labels]
-        return weights / weights.sum()
-
-    def _expected(self, shifts: Shifts, values: Tensor) -> Tensor:
-        """(D,): the mean of what a record of such a target adds."""
-        return self._weights(shifts, values) @ self.source.added(self.source.moved(shifts, values))
-
-    def _linearised(self, around: Shifts) -> tuple[Tensor, Tensor]:
-        """Around the mean of some shifts the released values are an offset (q,) + slopes (q, P) times the unknowns."""
-        source, C, r = self.source, around.classes, around.kinds[0]
-        weights = self._weights(around)
-        by_class = functional.one_hot(source.labels, C).double().T  # (C, m)
+    def _linearised(self, around: Tensor) -> tuple[Tensor, Tensor]:
+        """Around some values the released ones are an offset (q,) + slopes (q, P) times the values."""
+        source, (r, *_, classes) = self.source, self.source.kinds
+        of_class = functional.one_hot(source.labels, classes).double() * source.weights(around)[:, None]  # (m, C)
         moved = source.added(source.moved(around))  # (m, D)
-        expected = weights @ moved
-        each, gained = [], []
-        for j in range(r):
-            towards = torch.zeros_like(around.mean)
-            towards[j] = _STEP
-            difference = (source.added(source.moved(around, around.mean + towards)) - moved) / _STEP
-            each.append(by_class @ (weights[:, None] * difference))  # (C, D)
-            difference = (source.added(source.moved(around, around.mean + towards.roll(r))) - moved) / _STEP
-            gained.append(weights @ difference)
-        own = torch.stack(each, dim=1)  # (C, r, D)
-        frequent = by_class @ (weights[:, None] * (moved - expected))
-        of_sums = torch.cat([own.sum(dim=0), torch.stack(gained), own.flatten(0, 1), frequent])  # (P, D)
-        slopes = self.observed.rows @ of_sums.T
-        return self.observed.rows @ expected - slopes @ around.mean, slopes
+        expected = of_class.sum(dim=1) @ moved
+
+        def differences(place: int) -> Tensor:  # (C, D), by one value
+            towards = around.clone()
+            towards[place] += _STEP
+            return of_class.T @ (source.added(source.moved(towards)) - moved) / _STEP
+
+        own = torch.stack([differences(place) for place in range(r)], dim=1)  # (C, r, D)
+        gained = torch.stack([differences(place).sum(dim=0) for place in range(r, 2 * r)])
+        frequent = of_class.T @ (moved - expected)
+        slopes = self.rows @ torch.cat([own.sum(dim=0), gained, own.flatten(0, 1), frequent]).T  # (q, P)
+        return self.rows @ expected - slopes @ around, slopes

@@ -22,23 +22,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shifts, Source, fitted, spread
+from dpswd.public_client.published_methods.pseudo_label_fit import Observed, Shifts, Source, fitted
 
 WORLDS = 4
 _WAY = 0.75  # of the way from the team's classifier to the new one
 _DRAWS = 8
 _UPDATES = 100  # at most, each of all records
 _USUAL_NORM = 3.0  # the length of features at which a weight's penalty is 1
-_FIT_RECORDS = 800  # more make the fit slower and hardly better
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Accuracy of the new classifier less that of others, in worlds like the target, in percentage points.
+    """What classifiers reach in worlds like the target, in percent and percentage points.
 
     Attributes:
-        before: the team's accuracy there, in percent.
-        retrained: mean gain of the team's classifier by the same training without any move, hence without a release.
+        before: accuracy of the team's.
+        retrained: of the team's after the same training without any move, hence without a release.
         mean: of what the new classifier is better than the better of the two, over the worlds.
         error: its standard error.
     """
@@ -51,21 +50,15 @@ class Gain:
     @property
     def best(self) -> float:
         """Accuracy that takes no release, in percent."""
-        return self.before + max(self.retrained, 0.0)
+        return max(self.before, self.retrained)
 
     def __str__(self) -> str:
         """In words."""
         return (
             f"accuracy goes from {self.best:.1f} to {self.best + self.mean:.1f} ± {self.error:.1f} %; without the "
             f"release, by training the classifier for longer on the source alone, from {self.before:.1f} to "
-            f"{self.before + self.retrained:.1f} %"
+            f"{self.retrained:.1f} %"
         )
-
-
-def moved_fit(source: Source, observed: Observed, generator: torch.Generator, *, frequencies: bool = True) -> Shifts:
-    """The posterior, from a part of the source where it is large; see `fitted`."""
-    chosen = torch.randperm(len(source.labels), generator=generator)[:_FIT_RECORDS]
-    return fitted(source.part(chosen), observed, frequencies=frequencies)
 
 
 def learned(source: Source, shifts: Shifts, generator: torch.Generator) -> nn.Module:
@@ -77,7 +70,7 @@ def learned(source: Source, shifts: Shifts, generator: torch.Generator) -> nn.Mo
     classifier = copy.deepcopy(source.sums.classifier).eval()
     order = torch.randperm(len(source.labels), generator=generator)
     parts = [source.part(chosen) for chosen in order.chunk(_DRAWS)]
-    features = torch.cat([part.moved(shifts, shifts.drawn(generator)) for part in parts])
+    features = torch.cat([part.moved(shifts.drawn(generator)) for part in parts])
     labels = torch.cat([part.labels for part in parts])
     # As if every record weighed against the weights' squares, for features of a usual length.
     strength = (float(source.features.norm(dim=1).mean()) / _USUAL_NORM) ** 2 / len(features)
@@ -113,40 +106,25 @@ def expected_gain(
         generator: of the worlds.
         advance: after each world.
     """
-    before, retrained, gains = [], [], []
-    unit = max(shifts.misfit, shifts.doubt) * spread(source)
+    reached = []
+    unit = max(shifts.priors.misfit, shifts.doubt) * source.spread
     for _ in range(WORLDS):
         order = torch.randperm(len(source.labels), generator=generator)
         own, other = source.part(order[: len(order) // 2]), source.part(order[len(order) // 2 :])
         values = shifts.drawn(generator)
-        moved = other.moved(shifts, values)
-        weights = shifts.weights(values)[other.labels]
+        moved, weights = other.moved(values), other.weights(values)
         taken = torch.multinomial(weights, observed.records, replacement=True, generator=generator)
         misfit = unit * torch.randn(source.dimension, generator=generator, dtype=torch.float64)
         # By how often each was taken: the memory does not grow with the hospital's records.
         shares = torch.bincount(taken, minlength=len(moved)).double() / observed.records
         released = observed.again(shares @ other.added(moved), misfit, generator)
-        fit = moved_fit(own, released, generator, frequencies=False)  # as was found of the real one
-        percent = 100.0 * weights / weights.sum()
-        team, alone, new = (
-            float(percent @ _right(model, moved, other.labels))
-            for model in (
-                source.sums.classifier,
-                learned(own, Shifts.none(own), generator),
-                learned(own, fit, generator),
-            )
-        )
-        before.append(team)
-        retrained.append(alone - team)
-        gains.append(new - max(team, alone))
+        fit = fitted(own, released, generator, frequencies=False)  # as was found of the real one
+        models = source.sums.classifier, learned(own, Shifts.none(own), generator), learned(own, fit, generator)
+        with torch.no_grad():
+            right = torch.stack([model(moved).argmax(dim=1) == other.labels for model in models])  # (3, m)
+        reached.append(100.0 * right.double() @ weights)
         advance()
-    each = torch.tensor(gains)
-    count = len(gains)
-    return Gain(sum(before) / count, sum(retrained) / count, float(each.mean()), float(each.std()) / math.sqrt(count))
-
-
-@torch.no_grad()
-def _right(classifier: nn.Module, features: Tensor, labels: Tensor) -> Tensor:
-    """(m,) whether each class is right, 0 or 1."""
-    right: Tensor = classifier(features).argmax(dim=1) == labels
-    return right.double()
+    before, retrained, new = torch.stack(reached, dim=1)  # (WORLDS,) each
+    gains = new - torch.maximum(before, retrained)
+    error = float(gains.std()) / math.sqrt(WORLDS)
+    return Gain(float(before.mean()), float(retrained.mean()), float(gains.mean()), error)

@@ -18,7 +18,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.progress import Reporter, reporting
 from dpswd.public_client.plans.declarable import Declarable
@@ -31,11 +30,10 @@ from dpswd.public_client.published_methods.pseudo_label_fit import (
     Source,
     component_axes,
     components_of,
-    made_axes,
+    fitted,
     whole,
 )
-from dpswd.public_client.published_methods.pseudo_label_head import WORLDS, expected_gain, learned, moved_fit
-from dpswd.public_client.training.checkpoint import Checkpoint
+from dpswd.public_client.published_methods.pseudo_label_head import WORLDS, expected_gain, learned
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import Release
@@ -138,31 +136,33 @@ class PseudoLabels(Method):
                 "take replay"
             )
         dimension = features.shape[1]
-        axes = made_axes(dimension, components_of(self.components, classes=classes, dimension=dimension))
+        axes = nn.Linear(dimension, 1 + components_of(self.components, classes=classes, dimension=dimension))
         return Declarable.of(whole(extractor, classifier, axes)[0], record_shape)
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph and one map for all sites."""
         stored = group.store.read("axes") if group.store is not None else None
+        axes = self._axes(group, training) if stored is None else nn.Linear(*stored["weight"].T.shape)
         if stored is not None:  # what the runs were declared with, to the last bit
-            axes = nn.Linear(training.features.shape[1], len(stored["bias"]))
             axes.load_state_dict(stored)
-            axes.requires_grad_(False)
-        else:
-            axes = self._axes(group, training)
-            if group.store is not None:
-                group.store.write("axes", axes.state_dict())
-        asked, sums = whole(training.model.extractor, training.model.classifier, axes)
+        elif group.store is not None:
+            group.store.write("axes", axes.state_dict())
+        asked, sums = whole(training.model.extractor, training.model.classifier, axes.requires_grad_(False))
         with torch.no_grad():
             feature_map = map_from_source(sums(training.features.cpu()), target_norm=_TARGET_NORM)
         ready = Declarable.of(asked, group.record_shape())
-        group.charge_each(
-            lambda site: SumsRun(site.curator, ready, site.plan, sums, feature_map, checkpoint=site.store).open()
-        )
+
+        def opened(site: Site) -> SumsRun:
+            run = SumsRun(site.curator, ready, site.plan, feature_map=feature_map, checkpoint=site.store)
+            run.sums = sums
+            return run.open()
+
+        group.charge_each(opened)
 
     def _axes(self, group: Group, training: Training) -> nn.Linear:
         """Components along which the source spreads more than the noise on a mean of the least noised site."""
-        classes = _scores(training)
+        with torch.no_grad():
+            classes = int(training.model.classifier(training.features[:2]).shape[1])
         count = components_of(self.components, classes=classes, dimension=training.features.shape[1])
         size = {"feature_dimension": classes * (count + 1), "gradient_parameters": 0}
         ratio = max(_signal_to_noise(site.plan.for_model(**size)) for site in group.live)
@@ -174,15 +174,20 @@ class PseudoLabels(Method):
         features, labels = training.source_features(self.source_records)
         features, labels = features.cpu().double(), labels.cpu()
         for site in group.live:
-            run = _run_of(site)
+            run, own, plan = site.run, releases[site.name], site.plan
+            assert isinstance(run, SumsRun), "this method opened it"
             source = Source(features, labels, copy.deepcopy(run.sums).double(), run.declared_map)
-            own, plan = releases[site.name], site.plan
             seen = min(plan.records, plan.batch_size * len(own))
             facts = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
             observed = Observed.of(own, dimension=source.dimension, **facts)
             with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
-                delivered = training.ranks.share(partial(deliver, source, observed, seed=training.seed, bar=bar))
-                _install(site, *delivered, training)
+                made, reason = training.ranks.share(partial(deliver, source, observed, seed=training.seed, bar=bar))
+                classifier = training.model.classifier
+                if made is None:
+                    site.outcome = UNCHANGED
+                else:
+                    classifier = made.to(next(classifier.parameters()))
+                training.deliver(site, Model(training.model.extractor, classifier), reason)
                 bar.tell(status(group))
         write_histories(group)
 
@@ -200,14 +205,14 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
         The classifier, in float64 on the processor, or None where the model is kept; and why, in words.
     """
     generator = torch.Generator().manual_seed(seed)
-    shifts = moved_fit(source, observed, generator)
+    shifts = fitted(source, observed, generator)
     bar.advance("fitted")
     summary = _in_words(shifts)
     if shifts.evidence < _LEAST_EVIDENCE:
         return None, f"the release is what the public source would give ({summary})"
-    if shifts.frequencies:
+    if shifts.priors.frequencies:
         return None, f"the classes' frequencies have changed ({summary}); replay follows them"
-    if shifts.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
+    if shifts.priors.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
         return None, f"the release does not fit classes that have moved ({summary})"
     gain = expected_gain(source, observed, shifts, generator, advance=lambda: bar.advance("trying"))
     tried = f"in worlds drawn from the fit {gain} ({summary})"
@@ -223,10 +228,11 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
 
 
 def _in_words(shifts: Shifts) -> str:
+    priors = shifts.priors
     return (
-        f"classes moved by {shifts.common:g} together and {shifts.own:g} each, in units of a feature's mean norm, with "
-        f"gains of {shifts.gains:g}; "
-        f"{shifts.evidence:.0f} nats for it; {shifts.misfit:g} of a record's deviation is unexplained, or "
+        f"classes moved by {priors.common:g} together and {priors.own:g} each, in units of a feature's mean norm, with "
+        f"gains of {priors.gains:g}; "
+        f"{shifts.evidence:.0f} nats for it; {priors.misfit:g} of a record's deviation is unexplained, or "
         f"{shifts.doubt:g} if moves were no likelier beforehand"
     )
 
@@ -252,45 +258,17 @@ def _too_little(plan: Plan) -> str:
     )
 
 
-def _install(site: Site, classifier: nn.Module | None, reason: str, training: Training) -> None:
-    own = training.model.classifier
-    if classifier is None:
-        site.outcome, classifier = UNCHANGED, own
-    else:
-        like = next(own.parameters())
-        classifier = classifier.to(device=like.device, dtype=like.dtype)
-    training.deliver(site, Model(training.model.extractor, classifier), reason)
-
-
 class SumsRun(Release[SlicedReply]):
     """A run of pseudo-labelled sums. See `Release`.
 
-    Args:
+    Attributes:
         sums: the end of the graph.
-        feature_map: of the sums.
     """
 
-    def __init__(
-        self, curator: Curator, ready: Declarable, plan: Plan, sums: PseudoLabelSums, feature_map: FeatureMap, *,
-        checkpoint: Checkpoint | None = None,
-    ) -> None:  # fmt: skip
-        self.sums = sums
-        super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
+    sums: PseudoLabelSums
 
     @property
     def declared_map(self) -> FeatureMap:
         """The public map that the run declares; of a run that goes on, not what would be chosen now."""
-        declared: FeatureMap | None = self.declared.feature_map
-        assert declared is not None, "declared when the run was opened"
+        declared: FeatureMap = self.declared.feature_map
         return FeatureMap(declared.center.cpu().double(), declared.scale.cpu().double())
-
-
-def _run_of(site: Site) -> SumsRun:
-    assert isinstance(site.run, SumsRun), "this method opened it"
-    return site.run
-
-
-def _scores(training: Training) -> int:
-    """C, of the team's classifier."""
-    with torch.no_grad():
-        return int(training.model.classifier(training.features[:2]).shape[1])

@@ -54,6 +54,8 @@ def viewed(before: Iterable[nn.Module], last: nn.Linear, features: Tensor, *, po
 def folded(classifier: nn.Sequential) -> nn.Module:
     """A classifier that `viewed` made, with view and head as one linear layer, which stands alone if it is all."""
     *before, view, head = classifier
+    assert isinstance(view, nn.Linear)
+    assert isinstance(head, nn.Linear)
     made = nn.Linear(view.in_features, head.out_features)
     weight = head.weight.detach().double()
     with torch.no_grad():
