@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,15 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
-from dpswd.public_client.plans.recipe import not_between, not_counts, not_one_of, not_positive
+from dpswd.public_client.generation.network import ImageNetwork
+from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
 from dpswd.public_client.published_methods.descent import Descent
-from dpswd.public_client.published_methods.generators.networks import Centred, Kind, decoder_of, network
 from dpswd.public_client.training.run import DrawnStep, Release
 
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""
 _PREVIEWS = 4
+_DENSE = 4  # times `width`: units of each hidden layer of the dense network
 LEAST_ROWS = 2
 """Records of a batch for each process that shares it: a norm over a batch needs two."""
 
@@ -33,16 +35,14 @@ class Network(GenerationMethod, abc.ABC):
     Attributes:
         low: least value of a record, public.
         high: largest; what is drawn stays between them.
-        network: which; see `networks.Kind`.
         latent: dimension of what records are drawn from.
-        width: channels before the network's last layer, or a quarter of a dense layer's units.
+        width: of images, of the default generator's network; of other records, a quarter of a dense layer's units.
         learning_rate: of Adam at the start; it falls as a cosine.
         averaging: decay of the running average of the weights that is kept; 0 keeps the last ones.
     """
 
     low: float = -1.0
     high: float = 1.0
-    network: Kind = "auto"
     latent: int = 16
     width: int = 16
     learning_rate: float = 1e-3
@@ -54,7 +54,6 @@ class Network(GenerationMethod, abc.ABC):
             *not_counts(self, "latent", "width"),
             *not_positive(self, "learning_rate"),
             *not_between(self, 0.0, 1.0, "averaging"),
-            *not_one_of(self, "network", ("auto", "images", "dense")),
         ]
 
     @abc.abstractmethod
@@ -74,8 +73,12 @@ class Network(GenerationMethod, abc.ABC):
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`: one descent a step, and the averaged weights at the end."""
         torch.manual_seed(fitting.seed)
-        shape = {"classes": run.plan.classes, "record_shape": run.plan.record_shape}
-        trained = network(self.network, latent=self.latent, width=self.width, **shape).to(fitting.device)  # type: ignore[arg-type]
+        inputs, shape = self.latent + run.plan.classes, run.plan.record_shape
+        trained: nn.Module = DenseNetwork(inputs, self.width, math.prod(shape), low=self.low, high=self.high)
+        if len(shape) in (2, 3):
+            image = (math.prod(shape[:-2]), shape[-2], shape[-1])
+            trained = ImageNetwork(inputs, self.width, image, low=self.low, high=self.high)
+        trained = trained.to(fitting.device)
         features, steps, own = features.to(fitting.device), run.plan.steps, torch.Generator().manual_seed(fitting.seed)
         optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
         descent = Descent(optimizer, steps=steps, averaging=self.averaging)
@@ -106,7 +109,7 @@ class Network(GenerationMethod, abc.ABC):
     def _finished(self, trained: nn.Module, run: Release[Any]) -> Generator:
         """The generator of a trained network; classes are as frequent as each other."""
         classes = run.plan.classes
-        decoder = traced(decoder_of(trained, low=self.low, high=self.high), self.latent + classes)
+        decoder = traced(trained, self.latent + classes)
         return Generator(decoder, run.plan.record_shape, (1.0 / classes,) * classes, low=self.low, high=self.high)
 
     def latents(self, labels: Tensor, classes: int, own: torch.Generator) -> Tensor:
@@ -114,24 +117,18 @@ class Network(GenerationMethod, abc.ABC):
         z = torch.randn((len(labels), self.latent), generator=own).to(labels.device)  # drawn on the CPU: any device's
         return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1)
 
-    def drawn(self, trained: nn.Module, labels: Tensor, classes: int, own: torch.Generator, ranks: Ranks) -> Tensor:
-        """Generated values of these labels (m, values), with their gradient; each rank computes its part of them.
+    def drawn(
+        self, run: Release[Any], trained: nn.Module, labels: Tensor, own: torch.Generator, ranks: Ranks
+    ) -> Tensor:
+        """Generated records of these labels (m, ...), with their gradient; each rank computes its part of them.
 
         Every rank returns all of them. The whole gradient is the mean over ranks of the parameters' gradients.
         """
-        latents = self.latents(labels, classes, own)
+        latents = self.latents(labels, run.plan.classes, own)
         if len(latents) < LEAST_ROWS * ranks.size:
             ranks = Ranks()  # each computes all of them
-        values: Tensor = ranks.gather(trained(latents.tensor_split(ranks.size)[ranks.rank]))
-        return values
-
-    def features_on(self, features: nn.Module, values: Tensor, run: Release[Any]) -> Tensor:
-        """What a generated record's features are: the network's values between -1 and 1, as a record, through them."""
-        if isinstance(features, Centred):
-            return values
-        ranged = values * (0.5 * (self.high - self.low)) + 0.5 * (self.low + self.high)
-        made: Tensor = features(ranged.reshape(-1, *run.plan.record_shape))
-        return made
+        values = ranks.gather(trained(latents.tensor_split(ranks.size)[ranks.rank]))
+        return values.reshape(-1, *run.plan.record_shape)
 
     def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:
         trained.train()
@@ -141,3 +138,27 @@ class Network(GenerationMethod, abc.ABC):
                 labels = torch.randint(classes, (_SETTLING_BATCH,), generator=own)
                 trained(self.latents(labels, classes, own).to(device))
         trained.eval()
+
+
+class DenseNetwork(nn.Module):
+    """From (b, inputs) to (b, values) between low and high, by two hidden layers.
+
+    Args:
+        inputs: latent + C.
+        width: a quarter of a hidden layer's units.
+        values: of a record.
+        low: least value of a record.
+        high: largest.
+    """
+
+    def __init__(self, inputs: int, width: int, values: int, *, low: float, high: float) -> None:
+        super().__init__()
+        hidden = _DENSE * width
+        layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(hidden, values), nn.Tanh())
+        self.middle, self.reach = 0.5 * (low + high), 0.5 * (high - low)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """See the class."""
+        made: Tensor = self.layers(z) * self.reach + self.middle
+        return made

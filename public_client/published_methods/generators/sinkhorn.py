@@ -5,8 +5,8 @@ in the first n (docs/privacy/sinkhorn.md), which goes back through the network. 
 records alone, so that their gradient is computed here.
 
 As in the released code: cost |.|_2^2 + m |.|_1 with one-hot labels times 15 appended, blur 0.05, p = n'/n = 0.2,
-batches of 50, classes drawn evenly, the whole gradient clipped to 0.5, its networks. Otherwise: normal latents in the
-place of uniform ones, and settings for short runs (width, rate, steps), which finish on a CPU.
+batches of 50, classes drawn evenly, the whole gradient clipped to 0.5. Otherwise: the default generator's network,
+normal latents in the place of uniform ones, and settings for short runs (width, rate, steps), which finish on a CPU.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.generation.gaussian import Scaled
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
-from dpswd.public_client.published_methods.generators.networks import Centred
 from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.mechanisms.interface import Payload, RunSize
 from dpswd.shared.core.noise.clipping import clip_records
@@ -84,8 +84,8 @@ class DpSinkhorn(Network):
         )
 
     def features(self, description: Description) -> nn.Module:
-        """See `GenerationMethod`: the values themselves, from -1 to 1."""
-        return Centred(self.low, self.high).eval()
+        """See `GenerationMethod`: the values themselves, in a range of 2 as the paper's; costs are of differences."""
+        return Scaled(self.low, self.high, 1.0, norm=2.0).eval()
 
     def step(
         self, run: Release[Any], features: nn.Module, fitting: Fitting, trained: nn.Module, own: torch.Generator
@@ -93,11 +93,11 @@ class DpSinkhorn(Network):
         classes = run.plan.classes
         labels = torch.randint(classes, (self.points,), generator=own)
         labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
-        points = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
+        points = features(self.drawn(run, trained, labels, own, fitting.ranks))
         drawn = run.draw(SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist())))
         released = drawn.reply.gradient.to_tensor(device=fitting.device)
         among = self._among(points.detach(), labels, classes)
-        points.backward(torch.cat([released, among]))  # type: ignore[no-untyped-call]
+        points.backward(torch.cat([released, among]))
         return drawn
 
     def _among(self, points: Tensor, labels: Tensor, classes: int) -> Tensor:

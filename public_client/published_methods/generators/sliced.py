@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch import nn
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.generation.gaussian import Scaled
 from dpswd.public_client.generation.method import Fitting
-from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of, not_positive
+from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
 from dpswd.public_client.published_methods.losses import sliced_loss
 from dpswd.public_client.training.run import DrawnStep, Release
@@ -42,15 +42,14 @@ class DpSwd(Network):
     """The paper's: noisy projections of a batch's records with their labels, one batch a step.
 
     Attributes:
-        release: "rows" or "quantiles".
         directions: k.
         coefficients: L of each direction; without meaning for rows.
         label_weight: of the one-hot label, beside values of norm 1/2 at most.
     """
 
     name = "dp-swd"
+    mechanism: ClassVar[AnyMechanism] = LABELLED_ROWS
 
-    release: Literal["rows", "quantiles"] = "rows"
     directions: int = 1000
     coefficients: int = 8
     label_weight: float = 0.25
@@ -58,7 +57,6 @@ class DpSwd(Network):
     def problems(self) -> list[str]:
         problems = [
             *super().problems(),
-            *not_one_of(self, "release", ("rows", "quantiles")),
             *not_counts(self, "directions", "coefficients"),
             *not_positive(self, "label_weight"),
         ]
@@ -66,16 +64,12 @@ class DpSwd(Network):
             problems.append(f"label_weight is {self.label_weight!r}; it must be below the clip norm of {RECORD_NORM:g}")
         return problems
 
-    @property
-    def mechanism(self) -> AnyMechanism:
-        return LABELLED_ROWS if self.release == "rows" else LABELLED_QUANTILES
-
     def usual_size(self, description: Description) -> RunSize:
         """See `Recipe`: the paper's batch; its length takes hours."""
         return RunSize(batch=100, steps=1000)
 
     def declaration(self, run: RunTerms) -> Payload:
-        coefficients = 0 if self.release == "rows" else self.coefficients
+        coefficients = 0 if self.mechanism is LABELLED_ROWS else self.coefficients
         return SlicedDeclaration(
             directions=self.directions,
             sigma=run.sliced_sigma(self.directions, coefficients, label_values=run.classes),
@@ -97,7 +91,7 @@ class DpSwd(Network):
         classes, batch = run.plan.classes, run.plan.batch_size
         clip = FeatureMap.identity(run.plan.facts.model.feature_dimension + classes)
         labels = torch.randint(classes, (batch,), generator=own).to(fitting.device)
-        made = self.features_on(features, self.drawn(trained, labels, classes, own, fitting.ranks), run)
+        made = features(self.drawn(run, trained, labels, own, fitting.ranks))
         drawn = run.draw()
         source = labelled(made, labels, classes=classes, weight=declared.label_weight)
         sliced_loss(source, drawn.reply, declared, feature_map=clip, batch=batch).backward()  # type: ignore[no-untyped-call]
@@ -109,5 +103,4 @@ class DpSwdQuantiles(DpSwd):
     """DP-SWD's generator by sliced quantile coefficients in the place of rows: less noise for the same distance."""
 
     name = "dp-swd-quantiles"
-
-    release: Literal["rows", "quantiles"] = "quantiles"
+    mechanism = LABELLED_QUANTILES

@@ -14,6 +14,7 @@ from dpswd import MockCurator, mock_description
 from dpswd.public_client.cli.main import main
 from dpswd.public_client.generation import generation_kinds
 from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.generator import load_generator
 from dpswd.public_client.plans.plan import make_plan
 from dpswd.public_client.published_methods.generators import (
     DpSinkhorn,
@@ -26,7 +27,7 @@ from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclara
 
 D, CLASSES, RECORDS = 4, 2, 2000
 MEANS = np.array([[-0.6, -0.6, 0.5, 0.0], [0.6, 0.2, -0.5, 0.0]])
-SMALL = {"network": "dense", "latent": 4, "width": 8}
+SMALL = {"latent": 4, "width": 8}
 
 
 def records(seed=0):
@@ -134,9 +135,7 @@ def test_what_is_declared_is_what_the_papers_need():
         ("dp-sinkhorn", {"fresh": 51}),
         ("dp-sinkhorn", {"clip_norm": 0.0}),
         ("dp-sinkhorn", {"low": 1.0, "high": 0.0}),
-        ("dp-sinkhorn", {"network": "large"}),
         ("dp-swd", {"label_weight": 0.5}),
-        ("dp-swd", {"release": "gradient"}),
         ("dp-swd-quantiles", {"coefficients": 0}),
     ],
 )
@@ -156,7 +155,7 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
     description = mock_description(records=300, record_shape=(D,), epsilon=20.0, delta=1e-5, classes=CLASSES)
     file, out = tmp_path / "description.json", tmp_path / "generator.safetensors"
     file.write_text(json.dumps(description.to_json()))
-    settings = ["network=dense", "points=10", "fresh=2", "iterations=10"]
+    settings = ["points=10", "fresh=2", "iterations=10"]
     arguments = ["generate", "--method", "dp-sinkhorn", "--dry-run", str(file), "--epsilon", "5", "--steps", "3"]
     arguments += [word for setting in settings for word in ("--setting", setting)]
     result = CliRunner().invoke(main, [*arguments, "--out", str(out), "--format", "json"])
@@ -165,6 +164,20 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
     assert facts["method"]["name"] == "dp-sinkhorn"
     assert facts["steps"] == 3
     assert out.exists()
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 7, 8)])
+def test_images_get_the_default_generators_network(shape, tmp_path):
+    """Of any sides; its file holds operations of the closed vocabulary alone, and draws values of the range."""
+    values = np.random.default_rng(0).uniform(0.0, 4.0, size=(200, *shape)).astype(np.float32)
+    description = mock_description(records=200, record_shape=shape, epsilon=200.0, delta=1e-5, classes=CLASSES)
+    where = MockCurator(description, records=values, labels=np.arange(200) % CLASSES)
+    method = DpSwdQuantiles(low=0.0, high=4.0, latent=3, width=4, directions=20)
+    fitted(where, method, epsilon=100.0, steps=2).save(tmp_path / "generator.safetensors")
+    x, y = load_generator(tmp_path / "generator.safetensors").sample(30, seed=1)
+    assert x.shape == (30, *shape)
+    assert 0.0 <= float(x.min()) < float(x.max()) <= 4.0
+    assert set(y.tolist()) == {0, 1}
 
 
 def test_methods_survive_plans():

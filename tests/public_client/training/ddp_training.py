@@ -237,7 +237,7 @@ def drawn(ranks: Ranks) -> torch.Tensor:
     return torch.cat([value.flatten() for _, value in sorted(fitted.decoder.weights.items())])
 
 
-LEARNING = {"network": "dense", "latent": 2, "width": 4, "learning_rate": 0.03}
+LEARNING = {"latent": 2, "width": 4, "learning_rate": 0.03}
 GENERATORS = (
     (DpSinkhorn(**LEARNING, points=18, fresh=4, iterations=4), 3),
     (DpSwdQuantiles(**LEARNING, directions=6), 3),
