@@ -35,8 +35,8 @@ from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.gradient.cotangents import QuantileCotangent
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientReply, GradientRequest
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
 
 OUTLIER = -1e4
 GAIN = 4.0  # norm of the features of a record of value 1: eight times the clip norm

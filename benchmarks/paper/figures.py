@@ -26,7 +26,7 @@ from benchmarks.records import read
 from dpswd.public_client.published_methods.losses import distance
 from dpswd.shared.accounting.slice_law import slice_law
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
+from dpswd.shared.published_mechanisms.gradient.cotangents import source_coefficients
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

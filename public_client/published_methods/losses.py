@@ -24,8 +24,7 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.device_noise.noise import draw_on
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
-from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections
+from dpswd.shared.published_mechanisms.gradient.cotangents import noised_source_projections, source_coefficients
 
 
 def sliced_loss(

@@ -16,7 +16,7 @@ from dpswd.shared.core.mechanisms.quantiles.coefficients import project
 from dpswd.shared.core.mechanisms.sliced import SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
+from dpswd.shared.published_mechanisms.gradient.cotangents import source_coefficients
 from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RECORDS, SHAPE, SIGMA = 400, (1, 12, 12), 0.5

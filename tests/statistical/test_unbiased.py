@@ -13,7 +13,7 @@ from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, re
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.published_mechanisms.clipped_sum import release_gradient
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
+from dpswd.shared.published_mechanisms.gradient.cotangents import source_coefficients
 
 pytestmark = pytest.mark.statistical
 

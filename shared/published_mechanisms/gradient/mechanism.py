@@ -25,8 +25,11 @@ from dpswd.shared.core.wire.checks import Violation, between
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum, SummedGradient
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
-from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from dpswd.shared.published_mechanisms.gradient.cotangents import (
+    QuantileCotangent,
+    noised_source_projections,
+    row_cotangents,
+)
 from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
 
 SLICED: Mapping[str, Sliced] = {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES)}

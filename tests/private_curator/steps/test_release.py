@@ -22,9 +22,12 @@ from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
+from dpswd.shared.published_mechanisms.gradient.cotangents import (
+    QuantileCotangent,
+    noised_source_projections,
+    row_cotangents,
+)
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import QuantileCotangent
-from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
 
 INPUTS, FEATURES = 6, 5
 RNG = np.random.default_rng(7)

@@ -11,7 +11,7 @@ from scipy.stats import wasserstein_distance
 
 from dpswd.public_client.published_methods.losses import wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.published_mechanisms.rows.cotangents import resample_quantiles
+from dpswd.shared.published_mechanisms.gradient.cotangents import resample_quantiles
 
 
 @settings(max_examples=tried(50))

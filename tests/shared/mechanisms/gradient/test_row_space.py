@@ -7,7 +7,7 @@ import torch
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.published_mechanisms.clipped_sum import release_gradient
-from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from dpswd.shared.published_mechanisms.gradient.cotangents import noised_source_projections, row_cotangents
 from dpswd.shared.published_mechanisms.rows.mechanism import release_rows
 from dpswd.shared.seeded_noise import SeededNoise
 

@@ -15,7 +15,7 @@ from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis, in
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.noise import grid_step
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import source_coefficients
+from dpswd.shared.published_mechanisms.gradient.cotangents import source_coefficients
 from dpswd.shared.seeded_noise import SeededNoise
 
 

@@ -9,7 +9,7 @@ import torch
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.published_mechanisms.gradient.quantile_cotangents import (
+from dpswd.shared.published_mechanisms.gradient.cotangents import (
     QuantileCotangent,
     SourceDistribution,
     source_coefficients,

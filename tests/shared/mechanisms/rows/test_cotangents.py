@@ -7,7 +7,7 @@ from dpswd.public_client.published_methods.losses import wasserstein_1d
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.core.noise.directions import directions
-from dpswd.shared.published_mechanisms.rows.cotangents import noised_source_projections, row_cotangents
+from dpswd.shared.published_mechanisms.gradient.cotangents import noised_source_projections, row_cotangents
 
 D, K = 10, 40
 
