@@ -93,11 +93,11 @@ class MeansRun(DescentRun):
         self.drawn: list[DrawnStep] = []
         super().__init__(*parts, **options)
 
-    def request(self, source, feature_map=None):
+    def request(self, half):
         return MeanRequest(TAG)
 
-    def answered(self, source, drawn, feature_map=None):
+    def answered(self, half, drawn):
         self.drawn.append(drawn)
         target = drawn.reply.total.to_tensor() / self.plan.batch_size
-        loss = (target + self.move.layer.bias - source.mean(dim=0)).square().sum()
+        loss = (target + self.move.layer.bias - half.features.mean(dim=0)).square().sum()
         return AnsweredStep(loss, float(loss.detach()))

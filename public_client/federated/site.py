@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
+from dpswd.public_client.published_methods.descent import PublicStep
 from dpswd.public_client.published_methods.finetune import Finetune, FinetuneRun
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.history import detached
@@ -28,7 +29,7 @@ from dpswd.public_client.training.run import DrawnStep
 from dpswd.shared.core.errors import InvalidValue
 
 Weights = Mapping[str, npt.NDArray[Any]]
-_UNUSED = torch.empty(0)  # labelled gradients need no public features
+_UNUSED = PublicStep(torch.empty(0))  # labelled gradients need no public features
 
 
 class CuratedSite(AbstractContextManager["CuratedSite"]):

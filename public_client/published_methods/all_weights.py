@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,9 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.plans.recipe import RunTerms, not_between, not_counts, not_one_of, not_positive
+from dpswd.public_client.plans.recipe import RunTerms, not_between, not_counts, not_positive
 from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
 from dpswd.public_client.published_methods.losses import gradient_term, sliced_loss
-from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import DrawnStep
@@ -37,7 +36,6 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import (
     GRADIENT,
-    SLICED,
     GradientDeclaration,
     GradientReply,
     GradientRequest,
@@ -49,7 +47,7 @@ class AllWeights(Method):
     """Trains all weights on both sides, with sliced quantile coefficients.
 
     Attributes:
-        release: "quantiles" or "rows".
+        release: what the gradient is taken of; see `SLICED` of its mechanism.
         directions: k.
         coefficients: L of each direction; without meaning for rows.
         target_norm: the public map gives source features this mean norm; records are clipped at 1/2.
@@ -62,11 +60,11 @@ class AllWeights(Method):
     name = "all-weights"
     mechanism = GRADIENT
     trains_shared = True
+    release: ClassVar[str] = "quantiles"
 
     # The paper's loop: every step trains the classes as well, so it needs thousands of them.
     learning_rate: float = 1e-3
     source_records: int = 128
-    release: Literal["quantiles", "rows"] = "quantiles"
     directions: int = 200
     coefficients: int = 2
     target_norm: float = 0.25
@@ -78,7 +76,6 @@ class AllWeights(Method):
     def problems(self) -> list[str]:
         broken = [
             *super().problems(),
-            *not_one_of(self, "release", SLICED),
             *not_counts(self, "directions", "coefficients", "batch_records"),
             *not_between(self, 0.0, 1.0, "gradient_share"),
             *not_positive(self, "target_norm", "clip_norm", "alignment_weight"),
@@ -119,7 +116,7 @@ class AllWeights(Method):
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> AlignedRun:
         """See `Method`; the first step's source features make the public map."""
         ready = self.declarable(extractor, plan.record_shape)
-        return AlignedRun(curator, ready, plan, target_norm=self.target_norm).open()
+        return AlignedRun(curator, ready, plan).open()
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`.
@@ -134,9 +131,7 @@ class AllWeights(Method):
                 f"plan with batch_records={count}, or load smaller batches"
             )
         ready = self.declarable(training.model.extractor.eval(), group.record_shape())
-        norm = self.target_norm
-        own: dict[str, Any] = {"target_norm": norm, "feature_map": map_from_source(training.features, target_norm=norm)}
-        group.charge_each(lambda site: AlignedRun(site.curator, ready, site.plan, **own, checkpoint=site.store).open())
+        group.charge_each(lambda site: AlignedRun(site.curator, ready, site.plan, checkpoint=site.store).open())
         group.install(training.model)
 
     def fit(self, group: Group, training: Training) -> None:
@@ -163,48 +158,33 @@ class Rows(AllWeights):
     """The DP-SWD paper's Algorithm 2: noisy projections row by row, all weights, both sides."""
 
     name = "rows"
-
-    release: Literal["quantiles", "rows"] = "rows"
+    release = "rows"
 
 
 class AlignedRun(DescentRun[GradientReply]):
-    """A run of `plan` for one extractor. See `DescentRun`.
+    """A run of `plan` for one extractor; a step that brings no map has that of the first such step's features."""
 
-    Args:
-        target_norm: mean norm of mapped source features, where the run declares no map: the first step's make it.
-    """
+    _map: FeatureMap | None = None
 
-    def __init__(
-        self, curator: Curator, ready: Declarable, plan: Plan, *, target_norm: float,
-        feature_map: FeatureMap | None = None, checkpoint: Checkpoint | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(curator, ready, plan, feature_map=feature_map, checkpoint=checkpoint)
-        self._target_norm = target_norm
-        self._own_map: FeatureMap | None = None
+    def request(self, half: PublicStep) -> Payload:
+        sent: FloatArray = half.features.detach().cpu().numpy()
+        return GradientRequest(sent, self.adapted_values(), self._map_of(half))
 
-    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
-        if self.declared.sliced.feature_map is None:
-            feature_map = feature_map or self._map_of(source)
-        sent: FloatArray = source.detach().cpu().numpy()
-        return GradientRequest(sent, self.adapted_values(), feature_map)
-
-    def answered(
-        self, source: Tensor, drawn: DrawnStep[GradientReply], feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
+    def answered(self, half: PublicStep, drawn: DrawnStep[GradientReply]) -> AnsweredStep:
         """See `DescentRun`: the value is the estimated distance F of `losses`."""
-        reply, batch = drawn.reply, self.plan.batch_size
-        used = feature_map or self._map_of(source)
-        loss = sliced_loss(source, reply.sliced, self.declared.sliced, feature_map=used, batch=batch)
+        reply, declared, batch = drawn.reply, self.declared.sliced, self.plan.batch_size
+        loss = sliced_loss(half.features, reply.sliced, declared, feature_map=self._map_of(half), batch=batch)
         # The noised sum over b records of clipped gradients is taken for cotangents divided by the public scale.
         gradient = reply.gradient.to_tensor() * (reply.cotangent_scale / batch)
         return AnsweredStep(loss + gradient_term(self.parameters, gradient), float(loss.detach()))
 
-    def _map_of(self, features: Tensor) -> FeatureMap:
-        """The map that the run declares, or, where it declares none, one of the first step's features."""
-        declared: FeatureMap | None = self.declared.sliced.feature_map or self._own_map
-        if declared is None:
-            declared = self._own_map = map_from_source(features.detach(), target_norm=self._target_norm)
-        return declared
+    def _map_of(self, half: PublicStep) -> FeatureMap:
+        if half.feature_map is not None:
+            return half.feature_map
+        if self._map is None:
+            assert isinstance(self.plan.method, AllWeights), "its plan's"
+            self._map = map_from_source(half.features.detach(), target_norm=self.plan.method.target_norm)
+        return self._map
 
 
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

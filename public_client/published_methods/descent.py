@@ -78,6 +78,21 @@ class Descent:
         self.average.values = [value.to(self.parameters[0].device) for value in state["average"]]
 
 
+@dataclass(frozen=True)
+class PublicStep:
+    """The public half of a step.
+
+    Attributes:
+        features: (m, d) of source records, raw; may require gradients.
+        feature_map: of this step; None for each run's own.
+        class_loss: on the same batch, or None where the classes are not trained.
+    """
+
+    features: Tensor
+    feature_map: FeatureMap | None = None
+    class_loss: Tensor | None = None
+
+
 class DescentRun(Release[Reply], abc.ABC):
     """A run whose steps are losses to descend on. See `Release`."""
 
@@ -94,20 +109,16 @@ class DescentRun(Release[Reply], abc.ABC):
         Raises:
             RunFinished: all declared steps are used.
         """
-        return self.answered(features, self.draw(self.request(features))).loss
+        half = PublicStep(features)
+        return self.answered(half, self.draw(self.request(half))).loss
 
     @abc.abstractmethod
-    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
-        """What the mechanism is asked in the next step.
-
-        Args:
-            source: raw public source features (m, d).
-            feature_map: replaces the run's public map for this step.
-        """
+    def request(self, half: PublicStep) -> Payload:
+        """What the mechanism is asked in the next step."""
 
     @abc.abstractmethod
-    def answered(self, source: Tensor, drawn: DrawnStep[Reply], feature_map: FeatureMap | None = None) -> AnsweredStep:
-        """A drawn step as a loss; source and map are those that it was asked with."""
+    def answered(self, half: PublicStep, drawn: DrawnStep[Reply]) -> AnsweredStep:
+        """A drawn step as a loss, by the public half that it was asked with."""
 
 
 def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
@@ -125,10 +136,7 @@ def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
         assert isinstance(site.run, DescentRun), "another kind of run belongs to another method"
         return site.run
 
-    def draw(site: Site) -> DrawnStep[Any]:
-        return run_of(site).draw(run_of(site).request(half.features, half.feature_map))
-
-    drawn = group.each(draw, group.unfinished)
+    drawn = group.each(lambda site: run_of(site).draw(run_of(site).request(half)), group.unfinished)
     answers = {}
     for site in group.unfinished:
         if site.name not in drawn:
@@ -138,23 +146,8 @@ def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
         if site.stale:
             site.stale = False
             continue
-        answers[site.name] = run_of(site).answered(half.features, drawn[site.name], half.feature_map)
+        answers[site.name] = run_of(site).answered(half, drawn[site.name])
     return answers
-
-
-@dataclass(frozen=True)
-class PublicStep:
-    """The public half of a step.
-
-    Attributes:
-        features: (m, d) of the source.
-        feature_map: of this step; None for each run's own.
-        class_loss: on the same batch, or None where the classes are not trained.
-    """
-
-    features: Tensor
-    feature_map: FeatureMap | None = None
-    class_loss: Tensor | None = None
 
 
 def align(

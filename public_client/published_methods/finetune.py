@@ -32,7 +32,6 @@ from dpswd.public_client.training.run import DrawnStep
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import Payload, RunSize
-from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LABELLED_GRADIENT,
@@ -207,12 +206,10 @@ class FinetuneRun(DescentRun[LossGradientReply]):
         """Deviation of each coordinate of the mean gradient."""
         return float(self.declared.sum.sigma / self.labelled)
 
-    def request(self, source: Tensor, feature_map: FeatureMap | None = None) -> Payload:
+    def request(self, half: PublicStep) -> Payload:
         return LossGradientRequest(self.adapted_values())
 
-    def answered(
-        self, source: Tensor, drawn: DrawnStep[LossGradientReply], feature_map: FeatureMap | None = None
-    ) -> AnsweredStep:
+    def answered(self, half: PublicStep, drawn: DrawnStep[LossGradientReply]) -> AnsweredStep:
         """A loss whose gradient is the released mean; its value says how long that is, less what is noise.
 
         The estimate of the squared norm of the mean clipped gradient is unbiased, so it may be negative.

@@ -192,7 +192,7 @@ def test_a_resumed_step_is_scored_with_the_batch_that_it_was_asked_with(connect,
         fit(model(connect(), method), checkpoint=tmp_path / "run")
     asked = GradientRequest.from_bytes(Checkpoint(tmp_path / "run").read_pending().payload)
     scored, answered = [], AlignedRun.answered
-    seen = lambda run, source, *drawn: scored.append(source.detach()) or answered(run, source, *drawn)  # noqa: E731
+    seen = lambda run, half, drawn: scored.append(half.features.detach()) or answered(run, half, drawn)  # noqa: E731
     monkeypatch.setattr(AlignedRun, "answered", seen)
     fit(model(connect(), method), checkpoint=tmp_path / "run")
     torch.testing.assert_close(scored[0], torch.from_numpy(asked.source))
