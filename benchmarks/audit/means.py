@@ -34,6 +34,7 @@ from dpswd.shared.core.mechanisms.evaluation.mechanism import (
 )
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import SCORE_STATISTICS, ScoresDeclaration, ScoresRequest
+from dpswd.shared.core.mechanisms.sliced import labelled
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
@@ -46,7 +47,7 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LossGradientRequest,
 )
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
-from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, semi_debiased
+from dpswd.shared.published_mechanisms.sinkhorn.transport import semi_debiased
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class PointsAttack(MeanAttack):
         records = torch.from_numpy(self.data(neighbour=neighbour)).to(torch.float64)
         declared = self.declaration(1.0)
         points = torch.zeros((self.points, self.features), dtype=torch.float64, requires_grad=True)
-        label = functools.partial(labelled_points, classes=self.classes, weight=declared.label_weight)
+        label = functools.partial(labelled, classes=self.classes, weight=declared.label_weight)
         loss = semi_debiased(
             label(points, torch.zeros(self.points, dtype=torch.int64)),
             label(records * (GAIN * self.v)[None, :], torch.zeros(self.records, dtype=torch.int64)),

@@ -25,9 +25,10 @@ from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_positive
 from dpswd.public_client.published_methods.generators.descent import Network
 from dpswd.public_client.training.run import DrawnStep, Release
 from dpswd.shared.core.mechanisms.interface import Payload, RunSize
+from dpswd.shared.core.mechanisms.sliced import labelled
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornDeclaration, SinkhornRequest
-from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, sinkhorn
+from dpswd.shared.published_mechanisms.sinkhorn.transport import sinkhorn
 
 _L1_WEIGHT, _BLUR = 1.0, 0.05  # m, and the weight of the entropy
 
@@ -105,7 +106,7 @@ class DpSinkhorn(Network):
         if not self.fresh:
             return points[self.points :]
         last = points[self.points :].double().requires_grad_()
-        label = partial(labelled_points, classes=classes, weight=self.label_weight)
+        label = partial(labelled, classes=classes, weight=self.label_weight)
         every = label(torch.cat([points[: self.points].double(), last]), labels)
         loss = -sinkhorn(
             every[: self.points], every[self.fresh :], l1=_L1_WEIGHT, blur=_BLUR, iterations=self.iterations

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, RunSize, Step
+from dpswd.shared.core.mechanisms.sliced import labelled
 from dpswd.shared.core.noise.clipping import clip_records, neutralise
 from dpswd.shared.core.noise.noise import GridArray, finest_exponent, release_finely
 from dpswd.shared.core.privacy.events import ClippedVector, Part
@@ -25,7 +26,7 @@ from dpswd.shared.core.wire import limits as protocol
 from dpswd.shared.core.wire.checks import Violation, between, positive, positive_or_zero
 from dpswd.shared.core.wire.payloads import MessagePayload, Wire
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
-from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, semi_debiased
+from dpswd.shared.published_mechanisms.sinkhorn.transport import semi_debiased
 
 MAX_ITERATIONS = 2000
 """Of one coupling; after 200 the marginals are met to 5e-13 for 50 digits at the paper's blur."""
@@ -191,7 +192,7 @@ def _gradient(declared: SinkhornDeclaration, request: SinkhornRequest, features:
     with torch.enable_grad():
         points = torch.from_numpy(request.points).to(features).requires_grad_()
         kinds = torch.tensor(request.labels, dtype=torch.int64, device=features.device)
-        label = partial(labelled_points, classes=declared.classes, weight=declared.label_weight)
+        label = partial(labelled, classes=declared.classes, weight=declared.label_weight)
         loss = semi_debiased(
             label(points, kinds),
             label(features, labels),

@@ -116,12 +116,6 @@ def _exp2(x: Tensor) -> Tensor:
     return torch.exp2(functional.hardtanh(x, -_SMALLEST, _SMALLEST))
 
 
-def labelled_points(points: Tensor, labels: Tensor, *, classes: int, weight: float) -> Tensor:
-    """Points (m, d) with their labels (m,) appended, one-hot times a weight: (m, d + classes)."""
-    kinds = functional.one_hot(labels, classes).to(points)
-    return torch.cat([points, weight * kinds], dim=1)
-
-
 def semi_debiased(generated: Tensor, data: Tensor, *, fresh: int, l1: float, blur: float, iterations: int) -> Tensor:
     """L of generated and real points.
 

@@ -11,10 +11,10 @@ import torch
 from geomloss import SamplesLoss
 
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.sliced import labelled
 from dpswd.shared.published_mechanisms.sinkhorn.transport import (
     coupling,
     ground_cost,
-    labelled_points,
     semi_debiased,
     sinkhorn,
 )
@@ -84,8 +84,8 @@ def test_the_semi_debiased_loss_is_that_of_the_papers_code(generator, fresh):
     kinds = torch.arange(8 + fresh) % 2, torch.arange(10) % 2
     flat = generated.clone().requires_grad_()
     ours = semi_debiased(
-        labelled_points(flat, kinds[0], classes=2, weight=0.8),
-        labelled_points(data, kinds[1], classes=2, weight=0.8),
+        labelled(flat, kinds[0], classes=2, weight=0.8),
+        labelled(data, kinds[1], classes=2, weight=0.8),
         fresh=fresh,
         l1=0.5,
         blur=0.5,

@@ -16,10 +16,11 @@ from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.shared.accounting import calibration
 from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.interface import RunSize
+from dpswd.shared.core.mechanisms.sliced import labelled
 from dpswd.shared.core.noise.clipping import clip_records
 from dpswd.shared.published_mechanisms.sinkhorn import mechanism
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SINKHORN, SinkhornRequest
-from dpswd.shared.published_mechanisms.sinkhorn.transport import labelled_points, semi_debiased
+from dpswd.shared.published_mechanisms.sinkhorn.transport import semi_debiased
 
 (CASE,) = [case for case in CASES if case.name == "sinkhorn"]
 BATCH = 8
@@ -49,8 +50,8 @@ def _plain(bench: Bench, sample: Labelled = SAMPLE) -> torch.Tensor:
     kinds = torch.tensor(request.labels), torch.from_numpy(sample.labels)
     form = {"classes": CLASSES, "weight": declared.label_weight}
     loss = semi_debiased(
-        labelled_points(points, kinds[0], **form),
-        labelled_points(features.double(), kinds[1], **form),
+        labelled(points, kinds[0], **form),
+        labelled(features.double(), kinds[1], **form),
         fresh=declared.fresh,
         l1=declared.l1_weight,
         blur=declared.blur,
