@@ -7,7 +7,7 @@ ONNX's own reference. What comes out is compared with onnxruntime before anyone 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +149,10 @@ class _Building:
             return value
         if value.size == 1 and value.ndim <= 1:
             return value.item()
-        name = f"constant_{len(self._samples)}_{len(list(self._layers.buffers()))}"
-        self._layers.register_buffer(name, torch.from_numpy(value.copy()))
+        name, held = f"constant_{len(self._samples)}", torch.from_numpy(value.copy())
+        self._layers.register_buffer(name, held)
         node = self._graph.get_attr(name)
-        self._samples[node] = torch.from_numpy(value.copy())
+        self._samples[node] = held
         return node
 
     def _noted(self, node: fx.Node, run: Callable[..., Any], arguments: Any, options: dict[str, Any]) -> fx.Node:
@@ -185,33 +185,30 @@ def _padding(pads: Any, auto_pad: bytes, dimensions: int) -> list[int]:
 
 
 def _conv(
-    on: _Building, x: fx.Node, weight: np.ndarray, bias: np.ndarray | None = None, *, strides: Any = None,
-    pads: Any = None, dilations: Any = None, group: int = 1, auto_pad: bytes = b"NOTSET", **_: Any,
+    on: _Building, x: fx.Node, weight: np.ndarray, bias: np.ndarray | None = None, *, strides: Any = 1,
+    pads: Any = None, dilations: Any = 1, group: int = 1, auto_pad: bytes = b"NOTSET", **_: Any,
 ) -> fx.Node:  # fmt: skip
     dimensions = weight.ndim - 2
-    kinds: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d}
-    layer = kinds[dimensions](
-        weight.shape[1] * group, weight.shape[0], weight.shape[2:], stride=strides or 1,
-        padding=_padding(pads, auto_pad, dimensions), dilation=dilations or 1, groups=group, bias=bias is not None,
+    layer = getattr(nn, f"Conv{dimensions}d")(
+        weight.shape[1] * group, weight.shape[0], weight.shape[2:], stride=strides, dilation=dilations,
+        padding=_padding(pads, auto_pad, dimensions), groups=group, bias=bias is not None,
     )  # fmt: skip
     return on.layer(_give(layer, weight=weight, bias=bias), x)
 
 
-def _pool(kinds: Mapping[int, Any]) -> Lower:
+def _pool(form: str) -> Lower:
     def lower(
-        on: _Building, x: fx.Node, *, kernel_shape: Any, strides: Any = None, pads: Any = None, ceil_mode: int = 0,
-        auto_pad: bytes = b"NOTSET", **options: Any,
+        on: _Building, x: fx.Node, *, kernel_shape: Any, strides: Any = None, pads: Any = None, dilations: Any = 1,
+        storage_order: int = 0, auto_pad: bytes = b"NOTSET", **options: Any,
     ) -> fx.Node:  # fmt: skip
-        if set(_ints(options.pop("dilations", 1))) != {1} or options.pop("storage_order", 0):
+        if set(_ints(dilations)) != {1} or storage_order:
             raise ValueError("dilated, or by columns")
         dimensions = len(kernel_shape)
-        window = tuple(kernel_shape), tuple(strides or [1] * dimensions), tuple(_padding(pads, auto_pad, dimensions))
-        return on.layer(
-            kinds[dimensions](
-                *window, ceil_mode=bool(ceil_mode), **{name: bool(each) for name, each in options.items()}
-            ),
-            x,
-        )
+        layer = getattr(nn, f"{form}Pool{dimensions}d")(
+            tuple(kernel_shape), tuple(strides or [1] * dimensions), tuple(_padding(pads, auto_pad, dimensions)),
+            **{name: bool(each) for name, each in options.items()},
+        )  # fmt: skip
+        return on.layer(layer, x)
 
     return lower
 
@@ -219,8 +216,8 @@ def _pool(kinds: Mapping[int, Any]) -> Lower:
 def _batch_norm(
     on: _Building, x: fx.Node, weight: Any, bias: Any, mean: Any, variance: Any, *, epsilon: float = 1e-5, **_: Any
 ) -> fx.Node:
-    kinds: dict[int, Any] = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}
-    layer = kinds[len(on.sides(x))](len(mean), eps=epsilon)
+    kind = nn.BatchNorm2d if len(on.sides(x)) == 4 else nn.BatchNorm1d
+    layer = kind(len(mean), eps=epsilon)
     return on.layer(_give(layer, weight=weight, bias=bias, running_mean=mean, running_var=variance), x)
 
 
@@ -327,8 +324,7 @@ def _clip(on: _Building, x: fx.Node, *bounds: Any) -> fx.Node:
 
 
 def _global_average(on: _Building, x: fx.Node) -> fx.Node:
-    kinds: dict[int, Any] = {3: nn.AdaptiveAvgPool1d, 4: nn.AdaptiveAvgPool2d}
-    return on.layer(kinds[len(on.sides(x))](1), x)
+    return on.layer(getattr(nn, f"AdaptiveAvgPool{len(on.sides(x)) - 2}d")(1), x)
 
 
 def _same(_: _Building, x: fx.Node, *__: Any, **___: Any) -> fx.Node:
@@ -341,7 +337,7 @@ def _function(function: Lower) -> Lower:
 
 _LOWERED: dict[str, Lower] = {
     "Add": _add,
-    "AveragePool": _pool({1: nn.AvgPool1d, 2: nn.AvgPool2d}),
+    "AveragePool": _pool("Avg"),
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
     "Cast": _cast,
@@ -356,7 +352,7 @@ _LOWERED: dict[str, Lower] = {
     "LayerNormalization": _layer_norm,
     "LeakyRelu": lambda on, x, alpha=0.01: on.call(F.leaky_relu, x, alpha),
     "MatMul": _matmul,
-    "MaxPool": _pool({1: nn.MaxPool1d, 2: nn.MaxPool2d}),
+    "MaxPool": _pool("Max"),
     "Pow": lambda on, x, exponent: on.call(operator.pow, x, int(exponent) if exponent == int(exponent) else exponent),
     "ReduceMean": _reduced_mean,
     "Reshape": _reshape,
