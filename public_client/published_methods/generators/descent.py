@@ -15,7 +15,6 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
-from dpswd.public_client.generation.network import ImageNetwork
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
 from dpswd.public_client.published_methods.descent import Descent
 from dpswd.public_client.training.run import DrawnStep, Release
@@ -23,7 +22,8 @@ from dpswd.public_client.training.run import DrawnStep, Release
 _SETTLING, _SETTLING_BATCH = 50, 200
 """Batches after which the norms' running statistics are those of the averaged weights."""
 _PREVIEWS = 4
-_DENSE = 4  # times `width`: units of each hidden layer of the dense network
+_SLOPE = 0.2
+_GROWTH = 4  # an image's side grows from a quarter, by two doublings; a dense layer's units are so many widths
 LEAST_ROWS = 2
 """Records of a batch for each process that shares it: a norm over a batch needs two."""
 
@@ -36,7 +36,7 @@ class Network(GenerationMethod, abc.ABC):
         low: least value of a record, public.
         high: largest; what is drawn stays between them.
         latent: dimension of what records are drawn from.
-        width: of images, of the default generator's network; of other records, a quarter of a dense layer's units.
+        width: channels before the last layer, of images; of other records, a quarter of a dense layer's units.
         learning_rate: of Adam at the start; it falls as a cosine.
         averaging: decay of the running average of the weights that is kept; 0 keeps the last ones.
     """
@@ -73,12 +73,8 @@ class Network(GenerationMethod, abc.ABC):
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
         """See `GenerationMethod`: one descent a step, and the averaged weights at the end."""
         torch.manual_seed(fitting.seed)
-        inputs, shape = self.latent + run.plan.classes, run.plan.record_shape
-        trained: nn.Module = DenseNetwork(inputs, self.width, math.prod(shape), low=self.low, high=self.high)
-        if len(shape) in (2, 3):
-            image = (math.prod(shape[:-2]), shape[-2], shape[-1])
-            trained = ImageNetwork(inputs, self.width, image, low=self.low, high=self.high)
-        trained = trained.to(fitting.device)
+        layers = network(self.latent + run.plan.classes, self.width, run.plan.record_shape)
+        trained = Ranged(layers, self.low, self.high).to(fitting.device)
         features, steps, own = features.to(fitting.device), run.plan.steps, torch.Generator().manual_seed(fitting.seed)
         optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
         descent = Descent(optimizer, steps=steps, averaging=self.averaging)
@@ -140,25 +136,41 @@ class Network(GenerationMethod, abc.ABC):
         trained.eval()
 
 
-class DenseNetwork(nn.Module):
-    """From (b, inputs) to (b, values) between low and high, by two hidden layers.
+class Ranged(nn.Module):
+    """Layers from (b, inputs) to (b, values), whose outputs are brought between low and high."""
 
-    Args:
-        inputs: latent + C.
-        width: a quarter of a hidden layer's units.
-        values: of a record.
-        low: least value of a record.
-        high: largest.
-    """
-
-    def __init__(self, inputs: int, width: int, values: int, *, low: float, high: float) -> None:
+    def __init__(self, layers: nn.Module, low: float, high: float) -> None:
         super().__init__()
-        hidden = _DENSE * width
-        layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(hidden, values), nn.Tanh())
-        self.middle, self.reach = 0.5 * (low + high), 0.5 * (high - low)
+        self.layers, self.middle, self.reach = layers, 0.5 * (low + high), 0.5 * (high - low)
 
     def forward(self, z: Tensor) -> Tensor:
         """See the class."""
-        made: Tensor = self.layers(z) * self.reach + self.middle
-        return made
+        return torch.tanh(self.layers(z)) * self.reach + self.middle
+
+
+class Doubled(nn.Module):
+    """A convolution to four images, put between one another: transposed ones are among these (Shi and others 2016)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.four = nn.Conv2d(channels, 2 * channels, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, channels, h, w) to (b, channels / 2, 2 h, 2 w)."""
+        _, channels, height, width = x.shape
+        x = self.four(x).reshape(-1, channels // 2, 2, 2, height, width).permute(0, 1, 4, 2, 5, 3)
+        return x.reshape(-1, channels // 2, 2 * height, 2 * width)
+
+
+def network(inputs: int, width: int, record_shape: tuple[int, ...]) -> nn.Sequential:
+    """A new network from (b, inputs) to (b, values): DP-Sinkhorn's for images with sides that 4 divides, or dense."""
+    if len(record_shape) not in (2, 3) or any(side % _GROWTH for side in record_shape[-2:]):
+        hidden = _GROWTH * width
+        dense = (nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        return nn.Sequential(*dense, nn.Linear(hidden, math.prod(record_shape)))
+    small = (_GROWTH * width, *(side // _GROWTH for side in record_shape[-2:]))
+    layers: list[nn.Module] = [nn.Linear(inputs, math.prod(small), bias=False), nn.Unflatten(1, small)]
+    for channels in (_GROWTH * width, 2 * width):
+        layers += [nn.BatchNorm2d(channels), nn.LeakyReLU(_SLOPE), Doubled(channels)]
+    last = nn.Conv2d(width, math.prod(record_shape[:-2]), 3, padding=1)
+    return nn.Sequential(*layers, nn.BatchNorm2d(width), nn.LeakyReLU(_SLOPE), last, nn.Flatten())

@@ -5,8 +5,8 @@ in the first n (docs/privacy/sinkhorn.md), which goes back through the network. 
 records alone, so that their gradient is computed here.
 
 As in the released code: cost |.|_2^2 + m |.|_1 with one-hot labels times 15 appended, blur 0.05, p = n'/n = 0.2,
-batches of 50, classes drawn evenly, the whole gradient clipped to 0.5. Otherwise: the default generator's network,
-normal latents in the place of uniform ones, and settings for short runs (width, rate, steps), which finish on a CPU.
+batches of 50, classes drawn evenly, the whole gradient clipped to 0.5, its network. Otherwise: normal latents in the
+place of uniform ones, and settings for short runs (width, rate, steps), which finish on a CPU.
 """
 
 from __future__ import annotations

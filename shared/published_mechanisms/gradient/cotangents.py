@@ -21,7 +21,7 @@ from dpswd.shared.core.mechanisms.quantiles.coefficients import basis_function, 
 from dpswd.shared.core.noise.noise import grid_step
 from dpswd.shared.seeded_noise import SeededNoise
 
-CDF_CELLS = 256  # of the tabulated distribution functions; the error of one level is below one cell's mass
+CDF_CELLS = 256  # of a table; the error of a level is below one cell's mass
 _SMALLEST_SCALE = 1e-12  # features have norm at most 1/2; a mean displacement below this is rounding
 
 
@@ -119,60 +119,6 @@ def resample_quantiles(ordered: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class SourceDistribution:
-    """Empirical distribution functions of source projections, tabulated on equal cells and interpolated linearly.
-
-    A table costs the same for every record however large the source is, and works under `torch.func.vmap`.
-
-    Attributes:
-        low: (k,), the smallest projection.
-        cells_per_unit: (k,).
-        levels: (cells + 1, k), values at the cells' edges.
-    """
-
-    low: Tensor
-    cells_per_unit: Tensor
-    levels: Tensor
-
-    @classmethod
-    def from_projections(cls, projections: Tensor) -> SourceDistribution:
-        """Tabulate; ties count half (mid-ranks).
-
-        Args:
-            projections: (m, k) source projections.
-
-        Returns:
-            The functions, one for each column.
-        """
-        ordered = projections.detach().sort(dim=0).values.T.contiguous()  # (k, m)
-        low, high = ordered[:, 0], ordered[:, -1]
-        # A direction in which the source is constant has one step; a tiny width puts every value outside it.
-        width = torch.clamp(high - low, min=torch.finfo(ordered.dtype).tiny * 1e6)
-        edges = torch.linspace(0.0, 1.0, CDF_CELLS + 1, device=ordered.device, dtype=ordered.dtype)
-        at = torch.lerp(low[:, None], high[:, None], edges[None, :].expand(ordered.shape[0], -1)).contiguous()
-        below = torch.searchsorted(ordered, at, right=False) + torch.searchsorted(ordered, at, right=True)
-        levels = below.to(ordered.dtype) / (2 * ordered.shape[1])
-        return cls(low=low, cells_per_unit=CDF_CELLS / width, levels=levels.T.contiguous())
-
-    def __call__(self, projections: Tensor) -> Tensor:
-        """Levels in [0, 1] of given projections; constant outside the source's range.
-
-        Args:
-            projections: (b, k).
-
-        Returns:
-            (b, k).
-        """
-        cells = self.levels.shape[0] - 1
-        position = ((projections - self.low) * self.cells_per_unit).clamp(0.0, float(cells))
-        cell = position.floor().clamp(max=cells - 1.0)
-        index = cell.to(torch.int64)
-        left = torch.gather(self.levels, 0, index)
-        right = torch.gather(self.levels, 0, index + 1)
-        return left + (position - cell) * (right - left)
-
-
-@dataclass(frozen=True, eq=False)
 class QuantileCotangent:
     """One record's clipped features -> its cotangent, from public values only.
 
@@ -182,17 +128,22 @@ class QuantileCotangent:
     distribution to where it is now: for a pure translation it estimates the translation (E[u u^T] = I / d). It is
     d/2 times the gradient of the squared distance for one record; a descent step moves against it.
 
+    The sum over l is tabulated on equal cells of each direction's source projections and interpolated linearly: a table
+    costs the same for every record however large the source is, and works under `torch.func.vmap`.
+
     Attributes:
         U: (d, k).
-        gaps: (L, k), (c^t - c^s) / sqrt(b).
-        distribution: of the source in each direction.
+        low: (k,), the smallest source projection.
+        cells_per_unit: (k,).
+        along: (cells + 1, k), the sums over l at the cells' edges.
         scale: mean norm of the displacement over the *source* records, so that cotangents have norm about 1.
     """
 
     U: Tensor
-    gaps: Tensor
-    distribution: SourceDistribution
-    scale: float
+    low: Tensor
+    cells_per_unit: Tensor
+    along: Tensor
+    scale: float = 1.0
 
     @classmethod
     def from_release(cls, released: Tensor, source_features: Tensor, U: Tensor, *, batch: int) -> QuantileCotangent:
@@ -217,10 +168,18 @@ class QuantileCotangent:
                 f"coefficients have shape {tuple(released.shape)}, source features {tuple(source.shape)} and "
                 f"directions {tuple(U.shape)}; use (L, k), (m, d) and (d, k)"
             )
-        projections = source @ U
-        own = source_coefficients(projections, batch=batch, coefficients=released.shape[0])
-        gaps = (released.detach().to(source) - own) / math.sqrt(batch)
-        plain = cls(U=U, gaps=gaps, distribution=SourceDistribution.from_projections(projections), scale=1.0)
+        ordered = (source @ U).sort(dim=0).values.T.contiguous()  # (k, m)
+        low, high = ordered[:, 0], ordered[:, -1]
+        # A direction in which the source is constant has one step; a tiny width puts every value outside it.
+        width = torch.clamp(high - low, min=torch.finfo(ordered.dtype).tiny * 1e6)
+        edges = torch.linspace(0.0, 1.0, CDF_CELLS + 1).to(source)
+        at = torch.lerp(low[:, None], high[:, None], edges[None, :].expand(len(low), -1)).contiguous()
+        below = torch.searchsorted(ordered, at, right=False) + torch.searchsorted(ordered, at, right=True)
+        levels = below.T.to(source) / (2 * len(source))  # (cells + 1, k); ties count half (mid-ranks)
+        own = source_coefficients(ordered.T, batch=batch, coefficients=len(released))
+        gaps = (released.detach().to(source) - own) / math.sqrt(batch)  # (L, k)
+        along = sum(gap * basis_function(levels, order) for order, gap in enumerate(gaps))
+        plain = cls(U, low, CDF_CELLS / width, torch.as_tensor(along))
         return replace(plain, scale=mean_norm(plain.batch(source)))
 
     def batch(self, features: Tensor) -> Tensor:
@@ -232,12 +191,11 @@ class QuantileCotangent:
         Returns:
             (b, d).
         """
-        levels = self.distribution(features @ self.U)  # (b, k)
-        along = torch.zeros_like(levels)
-        for order in range(self.gaps.shape[0]):
-            along = along + self.gaps[order] * basis_function(levels, order)
+        position = ((features @ self.U - self.low) * self.cells_per_unit).clamp(0.0, float(CDF_CELLS))  # (b, k)
+        cell = position.floor().clamp(max=CDF_CELLS - 1.0)
+        left, right = (torch.gather(self.along, 0, cell.to(torch.int64) + after) for after in (0, 1))
         d, k = self.U.shape
-        return (along @ self.U.T) * (d / k / self.scale)
+        return torch.lerp(left, right, position - cell) @ self.U.T * (d / k / self.scale)
 
 
 def mean_norm(cotangents: Tensor) -> float:

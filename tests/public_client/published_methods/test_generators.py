@@ -166,14 +166,16 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
     assert out.exists()
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (2, 7, 8)])
-def test_images_get_the_default_generators_network(shape, tmp_path):
-    """Of any sides; its file holds operations of the closed vocabulary alone, and draws values of the range."""
+@pytest.mark.parametrize(("shape", "convolved"), [((8, 8), True), ((2, 12, 8), True), ((2, 7, 8), False)])
+def test_images_get_a_network_of_convolutions(shape, convolved, tmp_path):
+    """Where 4 divides the sides; its file holds operations of the closed vocabulary, and draws values of the range."""
     values = np.random.default_rng(0).uniform(0.0, 4.0, size=(200, *shape)).astype(np.float32)
     description = mock_description(records=200, record_shape=shape, epsilon=200.0, delta=1e-5, classes=CLASSES)
     where = MockCurator(description, records=values, labels=np.arange(200) % CLASSES)
     method = DpSwdQuantiles(low=0.0, high=4.0, latent=3, width=4, directions=20)
-    fitted(where, method, epsilon=100.0, steps=2).save(tmp_path / "generator.safetensors")
+    generator = fitted(where, method, epsilon=100.0, steps=2)
+    assert any(node.operation == "conv2d" for node in generator.decoder.graph.nodes) is convolved
+    generator.save(tmp_path / "generator.safetensors")
     x, y = load_generator(tmp_path / "generator.safetensors").sample(30, seed=1)
     assert x.shape == (30, *shape)
     assert 0.0 <= float(x.min()) < float(x.max()) <= 4.0
