@@ -37,10 +37,9 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
 
     Args:
         hospital: the site's; it is closed with the site.
-        plan: of `Finetune`, whose clip_norm is the clip; its steps are those of all rounds together.
+        plan: of `Finetune`, whose clip_norm is the clip; it has a step for each round.
         model: from records to one score a class. What requires gradients is trained, the rest stays as it is here.
         directory: of this site and this federation: what makes a repeated round free, also after a crash.
-        steps: of the plan in each round.
         optimizer: of the trained parameters; its state outlives a round.
 
     Attributes:
@@ -54,7 +53,7 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
     run: FinetuneRun | None
 
     def __init__(
-        self, hospital: Hospital, plan: Plan, model: nn.Module, *, directory: str | Path, steps: int = 1,
+        self, hospital: Hospital, plan: Plan, model: nn.Module, *, directory: str | Path,
         optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer] = torch.optim.Adam,
     ) -> None:  # fmt: skip
         if not isinstance(plan.method, Finetune):
@@ -62,9 +61,7 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
         names = tuple(name for name, own in model.named_parameters() if own.requires_grad)
         if not names:
             raise InvalidValue("no parameter of the model requires gradients; leave those to train as they are made")
-        if steps < 1 or plan.steps % steps:
-            raise InvalidValue(f"steps of a round are {steps}; take a divisor of the plan's {plan.steps}")
-        self.hospital, self.model, self.steps = hospital, model.eval(), steps
+        self.hospital, self.model = hospital, model.eval()
         self.plan, self.directory, self.run = plan, Path(directory), None
         self._checkpoint = Checkpoint(self.directory)
         begun = self._checkpoint.read("model")
@@ -79,7 +76,7 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
         self.hospital.close()
 
     def update(self, weights: Weights) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
-        """One round: **the first charges the whole plan**, each uses up its steps.
+        """One round: **the first charges the whole plan**, each uses up a step of it.
 
         Args:
             weights: global ones by their names in the model's `state_dict`, at least those that are trained.
@@ -96,18 +93,18 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
         self._load(weights)
         run = self._opened()
         start, state = np.asarray(run.adapted_values()), self._checkpoint.read("state") or {}
-        left = self.steps
-        if state and np.array_equal(state["start"].numpy(), start):  # this very round, answered or begun
-            left = state["left"]
+        if state and np.array_equal(state["start"].numpy(), start):  # this very round, again
             with torch.no_grad():
                 for own, moved in zip(run.parameters, state["moved"], strict=True):
                     own.copy_(moved)
-        for after in reversed(range(left)):
-            drawn = self._drawn(run, start, after + 1)
+        else:
+            request = run.request(_UNUSED)
+            while (drawn := run.draw(request)).asked != request.to_bytes():  # of an interrupted round at other weights
+                self._note(drawn, np.empty(0))
             self._optimizer.zero_grad()
             torch.autograd.backward(run.answered(_UNUSED, drawn).loss)
             self._optimizer.step()
-            state = self._note(drawn, start, after)
+            state = self._note(drawn, start)
         trained = zip(self._ready.names, detached(run.parameters), strict=True)
         numbers = {"records": run.plan.records, "epsilon": run.plan.epsilon, "step": state["step"]}
         return (
@@ -124,24 +121,14 @@ class CuratedSite(AbstractContextManager["CuratedSite"]):
             self.run = run
         return self.run
 
-    def _drawn(self, run: FinetuneRun, start: Any, left: int) -> DrawnStep[Any]:
-        """The next step at the present weights; one that an interrupted round asked for at others is left out."""
-        request = run.request(_UNUSED)
-        while True:
-            drawn = run.draw(request)
-            if drawn.asked == request.to_bytes():
-                return drawn
-            self._note(drawn, start, left)
-
-    def _note(self, drawn: DrawnStep[Any], start: Any, left: int) -> dict[str, Any]:
-        """Where the round stands, before anything is told: which step is applied, and how many of it are left."""
+    def _note(self, drawn: DrawnStep[Any], start: Any) -> dict[str, Any]:
+        """Where the round stands, before anything is told: which step is applied, and to which weights."""
         state = {
             "step": drawn.number,
             "request_ids": [drawn.request_id],
             "optimizer": self._optimizer.state_dict(),
             "start": torch.from_numpy(start),
             "moved": detached(self._ready.parameters),
-            "left": left,
         }
         self._checkpoint.write("state", state)
         return state
