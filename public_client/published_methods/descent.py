@@ -121,32 +121,22 @@ class DescentRun(Release[Reply], abc.ABC):
         """A drawn step as a loss, by the public half that it was asked with."""
 
 
-def drawn_step(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
-    """One charged step of every site that has steps left; the requests travel in parallel.
-
-    Args:
-        group: with open runs.
-        half: the public half.
-
-    Returns:
-        The answered steps by name; of a stale step the answer is left out.
-    """
+def _answers(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
+    """One charged step of every site that has steps left, in parallel; of a stale step the answer is left out."""
 
     def run_of(site: Site) -> DescentRun[Any]:
         assert isinstance(site.run, DescentRun), "another kind of run belongs to another method"
         return site.run
 
+    asked = {site.name: site for site in group.unfinished}
     drawn = group.each(lambda site: run_of(site).draw(run_of(site).request(half)), group.unfinished)
     answers = {}
-    for site in group.unfinished:
-        if site.name not in drawn:
-            continue
+    for name, step in drawn.items():
+        site = asked[name]
         site.steps += 1
-        site.request_id = drawn[site.name].request_id
-        if site.stale:
-            site.stale = False
-            continue
-        answers[site.name] = run_of(site).answered(half, drawn[site.name])
+        site.request_id, stale, site.stale = step.request_id, site.stale, False
+        if not stale:
+            answers[name] = run_of(site).answered(half, step)
     return answers
 
 
@@ -176,7 +166,7 @@ def align(
         while group.unfinished:
             t += 1
             half = public()
-            answers = drawn_step(group, half)
+            answers = _answers(group, half)
             shares = group.shares([site for site in group.sites if site.name in answers])
             loss = half.class_loss if half.class_loss is not None else torch.zeros((), device=training.device)
             for name, answer in answers.items():

@@ -119,10 +119,6 @@ def _matched(points: Points, kinds: Values, targets: Values, labels: Labels, mat
     # Far from the largest float's logarithm, 709, the plain iteration is as exact as the one of logarithms, and faster.
     plain = float(costs.max()) < 500.0 * matching.penalty
     entropic = {"stopThr": _CHANGE, "warn": False, "method": "sinkhorn" if plain else "sinkhorn_log"}
-    if not matching.group_penalty:
-        return np.asarray(
-            ot.sinkhorn(points.masses, even, costs, matching.penalty, numItermax=_ITERATIONS * _INNER, **entropic)
-        )
     plan = ot.optim.gcg(
         points.masses, even, costs, matching.penalty, matching.group_penalty * size,
         lambda plan: float(norms(plan).sum()), lambda plan: plan / np.maximum(kinds @ norms(plan), 1e-12),

@@ -40,8 +40,6 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LossGradientRequest,
     entropy_cotangents,
 )
-from dpswd.shared.sandbox.building import Extractor
-from dpswd.shared.sandbox.weights import weights_from_bytes
 
 _STEPS = 20  # on all records
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
@@ -104,11 +102,12 @@ class Finetune(Method):
         shape = group.record_shape()
         whole = _whole(training.model, training.features.cpu()).to(training.device)
         classifier = whole.get_submodule("classifier")
+        assert isinstance(classifier, nn.Sequential), "see `viewed`"
         stored = group.store.read("head") if group.store is not None else None
         if stored is not None:  # what the runs were declared with, to the last bit
             classifier.load_state_dict(stored["classifier"])
         ready = _ready(whole, shape)
-        clip_norm = float(stored["clip_norm"]) if stored else self.clip_norm or _public_clip(ready, training)
+        clip_norm = float(stored["clip_norm"]) if stored else self.clip_norm or _public_clip(classifier, training)
         if stored is None and group.store is not None:
             group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
         settled = replace(self, clip_norm=clip_norm)
@@ -179,18 +178,19 @@ def _ready(whole: nn.Module, record_shape: tuple[int, ...]) -> Declarable:
     return Declarable.of(whole, record_shape, names)
 
 
-def _public_clip(ready: Declarable, training: Training) -> float:
+def _public_clip(classifier: nn.Sequential, training: Training) -> float:
     """The median norm of public records' gradients, or a share of what it is with the labels of another class."""
-    source = training.shown(_PUBLIC_NORMS)
-    graph = ready.graph
-    weights = weights_from_bytes(ready.weights, graph.tensor_shapes)
-    forward = Extractor.from_graph(graph, weights, device=training.device).begin(source.images, ready.names)
+    features, labels = training.source_features(_PUBLIC_NORMS)
+    *before, head = classifier
+    with torch.no_grad():
+        seen = nn.Sequential(*before)(features)
+        scores, lengths = head(seen), (seen.square().sum(dim=1) + 1.0).sqrt()
 
     def median(labels: Tensor) -> float:
-        return float(forward.gradients(entropy_cotangents(forward.outputs, labels)).norm(dim=1).median())
+        # Of a linear layer and its bias the gradient is a product of two vectors.
+        return float((entropy_cotangents(scores, labels).norm(dim=1) * lengths).median())
 
-    wrong = median((source.labels + 1) % graph.feature_dimension)
-    return max(median(source.labels), _CLIP_SHARE * wrong, 1e-6)
+    return max(median(labels), _CLIP_SHARE * median((labels + 1) % scores.shape[1]), 1e-6)
 
 
 class FinetuneRun(DescentRun[LossGradientReply]):

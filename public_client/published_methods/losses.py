@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.device_noise.noise import draw_on
@@ -64,14 +63,7 @@ def wasserstein_1d(x: Tensor, y: Tensor, *, p: float = 2.0) -> Tensor:
 
     Returns:
         (k,), the p-th power of the distance; differentiable in x and y.
-
-    Raises:
-        InvalidValue: the shapes or p are outside what is allowed.
     """
-    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1] or min(x.shape[0], y.shape[0]) < 1:
-        raise InvalidValue(f"samples have shapes {tuple(x.shape)} and {tuple(y.shape)}; use (n, k) and (m, k)")
-    if not p >= 1.0:
-        raise InvalidValue(f"p is {p}; it must be at least 1")
     x, y = x.sort(dim=0).values, y.sort(dim=0).values
     n, m = x.shape[0], y.shape[0]
     if n == m:
@@ -99,14 +91,7 @@ def distance(source: Tensor, target: Tensor, *, sigma: float, batch: int) -> Ten
 
     Returns:
         Scalar, in squared feature units; differentiable in both.
-
-    Raises:
-        InvalidValue: the shapes differ.
     """
-    if source.shape != target.shape or source.dim() != 2:
-        raise InvalidValue(
-            f"coefficients have shapes {tuple(source.shape)} and {tuple(target.shape)}; both must be (L, k)"
-        )
     count, k = source.shape
     return (source - target).pow(2).sum() / (batch * k) - count * sigma**2 / batch
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.coefficients import basis_function, cosine_basis
 from dpswd.shared.core.noise.noise import grid_step
 from dpswd.shared.seeded_noise import SeededNoise
@@ -58,19 +57,7 @@ def row_cotangents(released: Tensor, noised_source: Tensor, U: Tensor) -> tuple[
     Returns:
         Cotangents (b, d), in the sample's order and divided by their scale; and that scale, the mean norm of the source
         rows' own cotangents, in feature units: it comes from the source rows alone.
-
-    Raises:
-        InvalidValue: the shapes do not fit together.
     """
-    if (
-        released.dim() != 2
-        or noised_source.dim() != 2
-        or not (released.shape[1] == noised_source.shape[1] == U.shape[1])
-    ):
-        raise InvalidValue(
-            f"released rows have shape {tuple(released.shape)}, source rows {tuple(noised_source.shape)} and "
-            f"directions {tuple(U.shape)}; use (b, k), (m, k) and (d, k)"
-        )
     source = noised_source.detach()
     target, directions = released.detach().to(source), U.to(source)
     scale = mean_norm(_displacements(source, target, directions))
@@ -98,12 +85,7 @@ def resample_quantiles(ordered: Tensor, count: int) -> Tensor:
 
     Returns:
         (b, k), sorted upwards where they were; differentiable.
-
-    Raises:
-        InvalidValue: count is below 1.
     """
-    if count < 1:
-        raise InvalidValue(f"asked for {count} quantiles; ask for at least 1")
     m = ordered.shape[0]
     if m == count:
         return ordered
@@ -157,17 +139,9 @@ class QuantileCotangent:
 
         Returns:
             The function, in the source features' type and on their device.
-
-        Raises:
-            InvalidValue: the shapes do not fit together.
         """
         source = source_features.detach()
         U = U.to(source)
-        if released.dim() != 2 or source.dim() != 2 or (source.shape[1], released.shape[1]) != U.shape:
-            raise InvalidValue(
-                f"coefficients have shape {tuple(released.shape)}, source features {tuple(source.shape)} and "
-                f"directions {tuple(U.shape)}; use (L, k), (m, d) and (d, k)"
-            )
         ordered = (source @ U).sort(dim=0).values.T.contiguous()  # (k, m)
         low, high = ordered[:, 0], ordered[:, -1]
         # A direction in which the source is constant has one step; a tiny width puts every value outside it.

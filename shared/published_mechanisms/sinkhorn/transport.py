@@ -56,20 +56,16 @@ def coupling(cost: Tensor, *, blur: float, iterations: int) -> tuple[Tensor, Ten
 
     Args:
         cost: (n, m), finite.
-        blur: weight of the entropy, in the cost's units.
-        iterations: each updates f and g once.
+        blur: weight of the entropy, in the cost's units, positive.
+        iterations: each updates f and g once; at least one.
 
     Returns:
         The plan P (n, m), whose rows sum to 1/n but for rounding, its columns to 1/m the better the more iterations;
         and W, a scalar.
 
     Raises:
-        InvalidValue: blur or iterations are out of range, or a cost is not finite.
+        InvalidValue: a cost is not finite.
     """
-    if not (0.0 < blur < math.inf and iterations >= 1):
-        raise InvalidValue(
-            f"blur {blur} and {iterations} iterations: needed are a positive blur, an iteration at least"
-        )
     fixed = cost.detach()
     n, m = fixed.shape
     spread = float(fixed.abs().max())

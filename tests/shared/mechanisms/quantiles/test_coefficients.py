@@ -135,8 +135,3 @@ def test_distance_is_differentiable_in_the_source(generator: torch.Generator) ->
 def test_more_coefficients_than_records_are_refused(count: int, noise: SeededNoise) -> None:
     with pytest.raises(InvalidValue, match="1 to 4"):
         release_coefficients(torch.zeros(4, 2), torch.ones(2, 1), coefficients=count, sigma=1.0, noise=noise)
-
-
-def test_distance_of_different_shapes_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"\(L, k\)"):
-        distance(torch.zeros(2, 3), torch.zeros(3, 3), sigma=1.0, batch=4)
