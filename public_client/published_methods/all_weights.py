@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -114,9 +114,7 @@ class AllWeights(Method):
         return Declarable.of(extractor, record_shape, tuple(name for name, _ in extractor.named_parameters()))
 
     def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> AlignedRun:
-        """See `Method`; the first step's source features make the public map."""
-        ready = self.declarable(extractor, plan.record_shape)
-        return AlignedRun(curator, ready, plan).open()
+        return AlignedRun(curator, self.declarable(extractor, plan.record_shape), plan).open()
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`.
@@ -137,16 +135,13 @@ class AllWeights(Method):
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; sites share the weights, and the source features change with each step."""
         extractor, classifier = training.model.extractor, training.model.classifier
-        batches = _endless(training.source)
+        batches = itertools.chain.from_iterable(itertools.repeat(training.source))  # passes in the loader's own orders
 
         def public() -> PublicStep:
             images, labels = _next_batch(group, batches)
             own = extractor(images.to(training.device))  # (m, d), of this process
             class_loss = functional.cross_entropy(classifier(own), labels.to(training.device))
-            features = training.ranks.gather(own)
-            # Public statistics follow the weights; the map is a constant of the step, as it is at the curator.
-            feature_map = map_from_source(features.detach(), target_norm=self.target_norm)
-            return PublicStep(features, feature_map, class_loss)
+            return PublicStep(training.ranks.gather(own), class_loss)
 
         trained = [*group.live[0].run.parameters, *classifier.parameters()]
         optimizer = torch.optim.Adam(trained, lr=self.learning_rate)
@@ -162,9 +157,7 @@ class Rows(AllWeights):
 
 
 class AlignedRun(DescentRun[GradientReply]):
-    """A run of `plan` for one extractor; a step that brings no map has that of the first such step's features."""
-
-    _map: FeatureMap | None = None
+    """A run of `plan` for one extractor; each step brings the public map of its own source features."""
 
     def request(self, half: PublicStep) -> Payload:
         sent: FloatArray = half.features.detach().cpu().numpy()
@@ -179,12 +172,9 @@ class AlignedRun(DescentRun[GradientReply]):
         return AnsweredStep(loss + gradient_term(self.parameters, gradient), float(loss.detach()))
 
     def _map_of(self, half: PublicStep) -> FeatureMap:
-        if half.feature_map is not None:
-            return half.feature_map
-        if self._map is None:
-            assert isinstance(self.plan.method, AllWeights), "its plan's"
-            self._map = map_from_source(half.features.detach(), target_norm=self.plan.method.target_norm)
-        return self._map
+        """Public statistics follow the weights; the map is a constant of the step, as it is at the curator."""
+        assert isinstance(self.plan.method, AllWeights), "its plan's"
+        return map_from_source(half.features.detach(), target_norm=self.plan.method.target_norm)
 
 
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -197,8 +187,3 @@ def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple
     if group.store is not None:
         group.store.write_batch(images, labels)
     return images, labels
-
-
-def _endless(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Passes over the source again and again, each in the loader's own order."""
-    return itertools.chain.from_iterable(itertools.repeat(batches))

@@ -22,7 +22,6 @@ from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.run import DrawnStep, Release, Reply
 from dpswd.public_client.training.sites import Group, Site
 from dpswd.shared.core.mechanisms.interface import Payload
-from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _POINTS = 20  # evaluations and epsilon figures in one training
 
@@ -84,12 +83,10 @@ class PublicStep:
 
     Attributes:
         features: (m, d) of source records, raw; may require gradients.
-        feature_map: of this step; None for each run's own.
         class_loss: on the same batch, or None where the classes are not trained.
     """
 
     features: Tensor
-    feature_map: FeatureMap | None = None
     class_loss: Tensor | None = None
 
 
@@ -229,8 +226,6 @@ def _restored(group: Group, descent: Descent, absent: dict[str, tuple[int, str]]
     for site in group.live:
         # A site that was set aside earlier comes back with a request that was made for weights of that time.
         site.stale = site.run.has_pending and site.steps < done
-    if not group.unfinished:
-        descent.average.copy_to(descent.parameters)
     return done
 
 
