@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.data.progress import reporting
-from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
 from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
@@ -24,8 +23,6 @@ _SETTLING, _SETTLING_BATCH = 50, 200
 _PREVIEWS = 4
 _SLOPE = 0.2
 _GROWTH = 4  # an image's side grows from a quarter, by two doublings; a dense layer's units are so many widths
-LEAST_ROWS = 2
-"""Records of a batch for each process that shares it: a norm over a batch needs two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +96,7 @@ class Network(GenerationMethod, abc.ABC):
                     fitting.preview(self._finished(copy.deepcopy(trained).eval(), run))
         descent.average.copy_to(descent.parameters)
         self._settle(trained, run.plan.classes, own)
-        fitting.ranks.synchronise(trained)  # each has normed its own part of the batches
+        fitting.ranks.synchronise(trained)  # each has computed all of it, but for rounding
         return self._finished(trained, run)
 
     def _finished(self, trained: nn.Module, run: Release[Any]) -> Generator:
@@ -113,17 +110,9 @@ class Network(GenerationMethod, abc.ABC):
         z = torch.randn((len(labels), self.latent), generator=own).to(labels.device)  # drawn on the CPU: any device's
         return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1)
 
-    def drawn(
-        self, run: Release[Any], trained: nn.Module, labels: Tensor, own: torch.Generator, ranks: Ranks
-    ) -> Tensor:
-        """Generated records of these labels (m, ...), with their gradient; each rank computes its part of them.
-
-        Every rank returns all of them. The whole gradient is the mean over ranks of the parameters' gradients.
-        """
-        latents = self.latents(labels, run.plan.classes, own)
-        if len(latents) < LEAST_ROWS * ranks.size:
-            ranks = Ranks()  # each computes all of them
-        values = ranks.gather(trained(latents.tensor_split(ranks.size)[ranks.rank]))
+    def drawn(self, run: Release[Any], trained: nn.Module, labels: Tensor, own: torch.Generator) -> Tensor:
+        """Generated records of these labels (m, ...), with their gradient."""
+        values: Tensor = trained(self.latents(labels, run.plan.classes, own))
         return values.reshape(-1, *run.plan.record_shape)
 
     def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:

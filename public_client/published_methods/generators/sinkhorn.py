@@ -94,7 +94,7 @@ class DpSinkhorn(Network):
         classes = run.plan.classes
         labels = torch.randint(classes, (self.points,), generator=own)
         labels = torch.cat([labels, labels[: self.fresh]]).to(fitting.device)  # as in the paper's code
-        points = features(self.drawn(run, trained, labels, own, fitting.ranks))
+        points = features(self.drawn(run, trained, labels, own))
         drawn = run.draw(SinkhornRequest(points.detach().float().cpu().numpy(), tuple(labels.tolist())))
         released = drawn.reply.gradient.to_tensor(device=fitting.device)
         among = self._among(points.detach(), labels, classes)

@@ -91,7 +91,7 @@ class DpSwd(Network):
         classes, batch = run.plan.classes, run.plan.batch_size
         clip = FeatureMap.identity(run.plan.facts.model.feature_dimension + classes)
         labels = torch.randint(classes, (batch,), generator=own).to(fitting.device)
-        made = features(self.drawn(run, trained, labels, own, fitting.ranks))
+        made = features(self.drawn(run, trained, labels, own))
         drawn = run.draw()
         source = labelled(made, labels, classes=classes, weight=declared.label_weight)
         sliced_loss(source, drawn.reply, declared, feature_map=clip, batch=batch).backward()  # type: ignore[no-untyped-call]

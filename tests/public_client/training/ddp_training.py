@@ -245,7 +245,7 @@ GENERATORS = (
 
 
 def generators(out: Path, ranks: Ranks) -> None:
-    """Networks that learn by steps, each of whose batches all ranks share; rank 0 alone asks the mock."""
+    """Networks that learn by steps, in each rank; rank 0 alone asks the mock."""
     trained = {}
     for method, steps in GENERATORS:
         name = method.name

@@ -139,7 +139,7 @@ def test_a_replay_is_fitted_by_two_processes_as_by_one(one, two):
 
 
 @pytest.mark.end_to_end
-def test_generators_that_learn_by_steps_share_each_batch_and_end_where_one_process_ends(one, two):
+def test_generators_that_learn_by_steps_end_where_one_process_ends(one, two):
     alone = torch.load(one / "generators-0.pt", weights_only=True)
     both = [torch.load(two / f"generators-{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert len(alone) == 2
