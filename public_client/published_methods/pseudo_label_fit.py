@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from dpswd.public_client.linear_evidence import LinearModel, Normal, shortened
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.sliced import SlicedReply
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
 
 COUNT = 0.5
@@ -150,44 +150,28 @@ _UNCHANGED = Priors(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Observed:
-    """What was released of a mean over the target's records: R s + noise.
+    """What was released of a mean over the target's records.
 
     Attributes:
-        values: (q,).
-        rows: R, (q, D), of the mapped and clipped sums s over n.
+        values: (D,), of the mapped and clipped sums s over n, with noise.
         deviation: of the noise on each value.
-        records: that the mean is over.
+        records: n.
     """
 
     values: Tensor
-    rows: Tensor
     deviation: float
     records: int
 
     @classmethod
-    def of(cls, releases: Sequence[SlicedReply], *, dimension: int, sigma: float, batch: int, records: int) -> Observed:
-        """From replies with one coefficient for each direction: sums along random directions, over the root of b.
+    def of(cls, replies: Sequence[SumsReply], *, sigma: float, records: int) -> Observed:
+        """From the replies to all steps, each with noise of this deviation on the sum over all records."""
+        sums = torch.stack([reply.sum.to_tensor(dtype=torch.float64) for reply in replies])
+        return cls(sums.mean(dim=0) / records, sigma / (records * math.sqrt(len(replies))), records)
 
-        With U^T = Q R the values Q^T y tell all that the releases tell.
-
-        Args:
-            releases: of all steps.
-            dimension: D.
-            sigma: of the noise on each coefficient.
-            batch: b of a step.
-            records: that the steps together have seen.
-        """
-        like = torch.zeros(1, dimension, dtype=torch.float64)
-        directions = torch.cat([release.directions(like) for release in releases], dim=1)  # (D, k)
-        means = torch.cat([release.values.to_tensor().double()[0] for release in releases])
-        q, r = torch.linalg.qr(directions.T)
-        root = math.sqrt(batch)
-        return cls(q.T @ means / root, r, sigma / root, records)
-
-    def again(self, mean: Tensor, misfit: Tensor, generator: torch.Generator) -> Observed:
-        """The release of another target, drawn anew, with mean (D,) and a misfit (D,)."""
-        noise = self.deviation * torch.randn(self.values.shape, generator=generator, dtype=torch.float64)
-        return replace(self, values=self.rows @ (mean + misfit) + noise)
+    def again(self, mean: Tensor, generator: torch.Generator) -> Observed:
+        """The release of another target, drawn anew, with mean (D,)."""
+        noise = self.deviation * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+        return replace(self, values=mean + noise)
 
 
 @dataclass(frozen=True)
@@ -312,21 +296,21 @@ class _Fit:
         source, observed: see `fitted`.
 
     Attributes:
-        noise: (q, q), of everything that is no shift, by the misfit.
+        noise: (D, D), of everything that is no shift, by the misfit.
         nothing: log-likelihood of the source as it is.
     """
 
     def __init__(self, source: Source, observed: Observed) -> None:
-        self.source, self.observed, self.rows = source, observed, observed.rows
+        self.source, self.observed = source, observed
         still = source.added(source.features)
         # A mean over n target records, and over the source's own.
-        chance = torch.cov(still.T) * (1.0 / observed.records + 1.0 / len(still))
-        noise = self.rows @ chance @ self.rows.T
-        noise.diagonal().add_(observed.deviation**2)
-        misfit = source.spread**2 * self.rows @ self.rows.T
-        self.noise = {kappa: noise + kappa**2 * misfit for kappa in _AMONG["misfit"]}
-        left = observed.values - self.rows @ still.mean(dim=0)
-        self.nothing = float(LinearModel(self.rows[:, :1], left, (1,), noise=noise).under((0.0,)).log_evidence)
+        noise = torch.cov(still.T) * (1.0 / observed.records + 1.0 / len(still))
+        unit = torch.eye(len(noise)).to(noise)
+        self.noise = {
+            kappa: noise + (observed.deviation**2 + (kappa * source.spread) ** 2) * unit for kappa in _AMONG["misfit"]
+        }
+        left = observed.values - still.mean(dim=0)
+        self.nothing = float(LinearModel(unit[:, :1], left, (1,), noise=self.noise[0.0]).under((0.0,)).log_evidence)
 
     def settled(self, frequencies: float) -> Shifts:
         """Rounds of Gauss-Newton, each with the hyperparameters that have the most evidence there (MacKay 1992)."""
@@ -369,7 +353,7 @@ class _Fit:
         root = torch.linalg.cholesky(self.noise[misfit])
 
         def cost(values: Tensor) -> float:
-            left = self.observed.values - self.rows @ self.source.expected(values)
+            left = self.observed.values - self.source.expected(values)
             white = torch.linalg.solve_triangular(root, left[:, None], upper=False)
             return 0.5 * float(white.square().sum() + (values / law.widths).square().sum())
 
@@ -377,7 +361,7 @@ class _Fit:
         return shortened(cost, cost(mean), lambda share: mean.lerp(goal, share), _SHARES)
 
     def _linearised(self, around: Tensor) -> tuple[Tensor, Tensor]:
-        """Around some values the released ones are an offset (q,) + slopes (q, P) times the values."""
+        """Around some values the released ones are an offset (D,) + slopes (D, P) times the values."""
         source, (r, *_, classes) = self.source, self.source.kinds
         of_class = functional.one_hot(source.labels, classes).double() * source.weights(around)[:, None]  # (m, C)
         moved = source.added(source.moved(around))  # (m, D)
@@ -391,5 +375,5 @@ class _Fit:
         own = torch.stack([differences(place) for place in range(r)], dim=1)  # (C, r, D)
         gained = torch.stack([differences(place).sum(dim=0) for place in range(r, 2 * r)])
         frequent = of_class.T @ (moved - expected)
-        slopes = self.rows @ torch.cat([own.sum(dim=0), gained, own.flatten(0, 1), frequent]).T  # (q, P)
-        return self.rows @ expected - slopes @ around, slopes
+        slopes = torch.cat([own.sum(dim=0), gained, own.flatten(0, 1), frequent]).T  # (D, P)
+        return expected - slopes @ around, slopes

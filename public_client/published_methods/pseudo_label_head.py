@@ -117,7 +117,7 @@ def expected_gain(
         misfit = unit * torch.randn(source.dimension, generator=generator, dtype=torch.float64)
         # By how often each was taken: the memory does not grow with the hospital's records.
         shares = torch.bincount(taken, minlength=len(moved)).double() / observed.records
-        released = observed.again(shares @ other.added(moved), misfit, generator)
+        released = observed.again(shares @ other.added(moved) + misfit, generator)
         fit = fitted(own, released, generator, frequencies=False)  # as was found of the real one
         models = source.sums.classifier, learned(own, Shifts.none(own), generator), learned(own, fit, generator)
         with torch.no_grad():

@@ -1,8 +1,7 @@
 """One release of pseudo-labelled class sums: a classifier for a target whose classes have moved in feature space.
 
 The team's own classifier is a part of the uploaded graph, and the hospital sums what it takes the records for, times
-the first components of their features (`pseudo_label_fit`). A sum is what one quantile coefficient in each of many
-directions holds, so the mechanism is the ready one, without labels. How far each class has moved is a posterior
+the first components of their features, by the ready mechanism. How far each class has moved is a posterior
 (`pseudo_label_fit`); the extractor stays, and the classifier goes most of the way to what it learns on source features
 that moved alike, if that helps in worlds like the target (`pseudo_label_head`). Otherwise the model is kept as it is.
 """
@@ -39,17 +38,14 @@ from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import Release
 from dpswd.public_client.training.sites import Group, Model, Site
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsReply
 from dpswd.shared.core.mechanisms.interface import Payload
-from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
-from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.core.wire import limits
 
 _log = logging.getLogger(__name__)
 
 UNCHANGED = "kept"
 _TARGET_NORM = 0.35  # mean norm that the public map gives the source's summands; records are clipped at 1/2
-_DIRECTIONS = 8  # for each released sum: more hardly tell more, for the same price
 _LEAST_RATIO = 200.0  # records over the noise's factor, below which shifts of classes drown
 _EPSILON_POWER = 1.2  # of the noise's fall, within 1.1 to 1.2 from epsilon 1 to 8: what is asked for then is enough
 _LEAST_EVIDENCE = 5.0  # nats
@@ -71,7 +67,7 @@ class PseudoLabels(Method):
     """
 
     name = "pseudo-labels"
-    mechanism = QUANTILES
+    mechanism = FEATURE_SUMS
     suits = (
         "for deep features of about 1,000 records or more, three classes or more, each moved its own way; else it keeps"
     )
@@ -87,15 +83,8 @@ class PseudoLabels(Method):
         return [*super().problems(), *not_counts(self, "components", "least_classes")]
 
     def declaration(self, run: RunTerms) -> Payload:
-        """See `Recipe`: the first quantile coefficient is the sum of the projections over the root of b."""
-        most = min(limits.MAX_DIRECTIONS, limits.MAX_RELEASE_VALUES // run.batch)
-        directions = max(1, min(_DIRECTIONS * run.dimension, most))
-        return SlicedDeclaration(
-            directions=directions,
-            sigma=run.sliced_sigma(directions, 1),
-            coefficients=1,
-            feature_map=run.feature_map,
-        )
+        """See `Recipe`: one replaced record moves a sum by at most 1."""
+        return SumsDeclaration(sigma=run.noise, feature_map=run.feature_map)
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         return "the classifier, on public features that moved as the target's classes did; the extractor stays"
@@ -174,12 +163,10 @@ class PseudoLabels(Method):
         features, labels = training.source_features(self.source_records)
         features, labels = features.cpu().double(), labels.cpu()
         for site in group.live:
-            run, own, plan = site.run, releases[site.name], site.plan
+            run = site.run
             assert isinstance(run, SumsRun), "this method opened it"
             source = Source(features, labels, copy.deepcopy(run.sums).double(), run.declared_map)
-            seen = min(plan.records, plan.batch_size * len(own))
-            facts = {"batch": plan.batch_size, "records": seen, "sigma": run.declared.sigma}
-            observed = Observed.of(own, dimension=source.dimension, **facts)
+            observed = Observed.of(releases[site.name], sigma=run.declared.sigma, records=site.plan.records)
             with reporting(f"classes of {site.name}", 1 + WORLDS, shown=training.progress) as bar:
                 made, reason = training.ranks.share(partial(deliver, source, observed, seed=training.seed, bar=bar))
                 classifier = training.model.classifier
@@ -258,7 +245,7 @@ def _too_little(plan: Plan) -> str:
     )
 
 
-class SumsRun(Release[SlicedReply]):
+class SumsRun(Release[SumsReply]):
     """A run of pseudo-labelled sums. See `Release`.
 
     Attributes:

@@ -29,9 +29,9 @@ from dpswd.public_client.published_methods.pseudo_labels import UNCHANGED
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.public_client.training.sites import ADAPTED
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
-from dpswd.shared.core.mechanisms.sliced import SlicedReply
-from dpswd.shared.core.noise.directions import directions
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
+from dpswd.shared.core.mechanisms.linear import Shard, ShardSum
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.seeded_noise import SeededNoise
 
@@ -81,7 +81,7 @@ def of_target(source, data, epsilon):
         model = trained(source, where, plan)
         (charge,) = where.curator.charges
         assert charge.epsilon == pytest.approx(epsilon, rel=1e-2)
-        assert charge.run.mechanism.name == "quantiles"
+        assert charge.run.mechanism.name == "feature_sums"
     return model, model.reports[0]
 
 
@@ -247,18 +247,24 @@ def test_each_of_several_hospitals_gets_its_own_classifier(source, tmp_path):
 
 def test_what_is_observed_is_the_mean_and_the_declared_noise():
     """Two steps of the mechanism's own release; fixed seeds, and bounds that one draw in 10^6 would leave."""
-    sums = FeatureMap.identity(D).clipped(torch.randn(500, D, generator=torch.Generator().manual_seed(0)) / 6.0)
-    sigma, replies = 0.3, []
-    for seed in (bytes([1] * 32), bytes([2] * 32)):
-        U = directions(seed, D, 60).to(sums)
-        noise = SeededNoise(seed, purpose="a test")
-        replies.append(SlicedReply(seed, release_coefficients(sums, U, coefficients=1, sigma=sigma, noise=noise)))
-    observed = Observed.of(replies, dimension=D, sigma=sigma, batch=500, records=500)
-    assert observed.rows.shape == (D, D)
-    left = (observed.values - observed.rows @ sums.double().mean(dim=0)) / observed.deviation
+    records = torch.randn(500, D, generator=torch.Generator().manual_seed(0)) / 6.0
+    data = DataSetFacts(500, (D,))
+    facts = Facts(data, ModelFacts((D,), D, {}))
+    declared = SumsDeclaration(sigma=0.3)
+    accumulator = FEATURE_SUMS.accumulator(declared, facts, torch.device("cpu"))
+    accumulator.add(records, None)
+    replies = [
+        FEATURE_SUMS.released(
+            declared, facts, ShardSum(Shard(0, 500), accumulator.sums), SeededNoise(seed * 32, purpose="a test")
+        )
+        for seed in (b"1", b"2")
+    ]
+    observed = Observed.of(replies, sigma=0.3, records=500)
+    assert observed.deviation == pytest.approx(0.3 / 500 / 2**0.5)
+    clipped = FeatureMap.identity(D).clipped(records).double()
+    left = (observed.values - clipped.mean(dim=0)) / observed.deviation
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], df=D)
     assert low < float(left.square().sum()) < high
-    assert observed.rows.square().sum() == pytest.approx(120.0)  # of unit directions: none of them is lost
 
 
 def test_moves_and_gains_are_seen_where_little_noise_hides_them(source):
@@ -273,7 +279,7 @@ def test_moves_and_gains_are_seen_where_little_noise_hides_them(source):
     sizes = torch.cat([torch.full((n,), t).double() for n, t in zip(like.kinds, (0.1, 0.2, 0.05, 0.0), strict=True)])
     true = sizes * torch.randn(len(sizes), generator=generator, dtype=torch.float64)
     means = like.added(like.moved(true)).mean(dim=0)
-    shifts = fitted(like, Observed(means, torch.eye(len(means), dtype=torch.float64), 1e-3, 1000), generator)
+    shifts = fitted(like, Observed(means, 1e-3, 1000), generator)
     assert (shifts.priors.frequencies, shifts.priors.misfit) == (0.0, 0.0)
     assert shifts.evidence > 100.0
     # 36 numbers tell of 76; the sums themselves are met, and most of what moved them is found.
@@ -281,7 +287,7 @@ def test_moves_and_gains_are_seen_where_little_noise_hides_them(source):
     assert met.norm() < 0.2 * before.norm()  # as far as the chance of 1,000 records asks for
     left, there = like.moved(shifts.mean) - like.moved(true), like.moved(true) - features
     assert left.norm() < 0.5 * there.norm()
-    same = Observed(like.added(features).mean(dim=0), torch.eye(len(means)).double(), 1e-3, 1000)
+    same = Observed(like.added(features).mean(dim=0), 1e-3, 1000)
     alone = fitted(like, same, generator)
     assert alone.mean.abs().max() == 0.0
     assert torch.equal(like.moved(alone.mean), features)
