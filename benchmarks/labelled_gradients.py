@@ -36,8 +36,7 @@ from benchmarks.labelled_digits import CACHE, DELTA, Images, axes, framed, scatt
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.published_methods.finetune import Finetune
-from dpswd.public_client.published_methods.newton import Newton, less_sure
-from dpswd.public_client.published_methods.public_view import viewed
+from dpswd.public_client.published_methods.newton import Newton, less_sure, viewed
 from dpswd.public_client.replay.augmentation import draw_variation
 from dpswd.public_client.replay.views import ImageView
 from dpswd.shared.accounting.calibration import calibrate_sigma

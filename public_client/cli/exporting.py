@@ -16,6 +16,6 @@ from dpswd.public_client.cli.options import FILE
 @click.option("--card", type=FILE, help="A Hugging Face model card (README.md), with what the certificate says.")
 def export(model: Path, **files: Path | None) -> None:
     """Writes MODEL (an adapted model's file) for other tools, if it computes the same there on drawn records."""
-    from dpswd.public_client.tools.files import export as written
+    from dpswd.public_client.tools.programs import export as written
 
     click.echo(f"written: {', '.join(map(str, written(model, **files)))}")

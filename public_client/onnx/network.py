@@ -123,26 +123,24 @@ class _Building:
             return self._noted(node, getattr(Tensor, function), arguments, options)
         return self._noted(self._graph.call_function(function, arguments, options), function, arguments, options)
 
-    def linear(self, node: Any) -> nn.Linear | None:
-        """The layer without a bias of which this is the output, where nothing else reads it yet."""
+    def takes(self, node: Any, bias: Any) -> bool:
+        """Whether a value is that of a linear layer, which nothing else reads yet, and the layer now has this bias."""
         if not isinstance(node, fx.Node) or node.op != "call_module" or node.users:
-            return None
+            return False
         layer = self._layers.get_submodule(str(node.target))
-        return layer if isinstance(layer, nn.Linear) and layer.bias is None else None
-
-    def biased(self, node: fx.Node, bias: np.ndarray) -> fx.Node:
-        """The output of that layer, with a bias."""
-        self._layers.get_submodule(str(node.target)).bias = _parameter(bias)
-        self._samples[node] = self._samples[node] + torch.tensor(bias)
-        return node
+        fits = isinstance(layer, nn.Linear) and layer.bias is None and np.shape(bias) == (layer.out_features,)
+        if fits:
+            layer.bias = _parameter(bias)
+            self._samples[node] = self._samples[node] + torch.tensor(bias)
+        return fits
 
     def sides(self, node: fx.Node) -> tuple[int, ...]:
         """Of a value, with the batch's."""
         return tuple(self._samples[node].shape)
 
-    def is_truth(self, node: fx.Node) -> bool:
-        """Whether a value is what a comparison gives."""
-        return self._samples[node].dtype == torch.bool
+    def sample(self, node: fx.Node) -> np.ndarray:
+        """A value of two records."""
+        return self._samples[node].numpy()
 
     def _held(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray):
@@ -247,11 +245,10 @@ def _matmul(on: _Building, x: Any, y: Any) -> fx.Node:
     return on.call(torch.matmul, x, y)
 
 
-def _add(on: _Building, x: Any, y: Any) -> fx.Node:
+def _add(on: _Building, x: Any, y: Any) -> Any:
     for node, bias in ((x, y), (y, x)):
-        layer = on.linear(node)
-        if layer is not None and isinstance(bias, np.ndarray) and bias.shape == (layer.out_features,):
-            return on.biased(node, bias)
+        if not isinstance(bias, fx.Node) and on.takes(node, bias):
+            return node
     return on.call(operator.add, x, y)
 
 
@@ -303,22 +300,6 @@ def _concat(on: _Building, *parts: Any, axis: int) -> fx.Node:
     return on.call(torch.cat, [on.call("expand", x, *sides) if isinstance(x, np.ndarray) else x for x in parts], axis)
 
 
-def _cast(on: _Building, x: fx.Node, **_: Any) -> fx.Node:
-    return on.call("float", x) if on.is_truth(x) else x
-
-
-def _squeeze(on: _Building, x: fx.Node, axes: Any) -> fx.Node:
-    for axis in sorted((axis % len(on.sides(x)) for axis in _ints(axes)), reverse=True):
-        x = on.call(torch.squeeze, x, axis)
-    return x
-
-
-def _unsqueeze(on: _Building, x: fx.Node, axes: Any) -> fx.Node:
-    for axis in sorted(_ints(axes)):
-        x = on.call(torch.unsqueeze, x, axis)
-    return x
-
-
 def _clip(on: _Building, x: fx.Node, *bounds: Any) -> fx.Node:
     return on.call(torch.clamp, x, *(None if each is None else float(each) for each in bounds))
 
@@ -340,7 +321,7 @@ _LOWERED: dict[str, Lower] = {
     "AveragePool": _pool("Avg"),
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
-    "Cast": _cast,
+    "Cast": lambda on, x, **_: on.call("float", x) if on.sample(x).dtype == bool else x,
     "Concat": _concat,
     "Conv": _conv,
     "Elu": lambda on, x, alpha=1.0: on.call(F.elu, x, alpha),
@@ -359,9 +340,9 @@ _LOWERED: dict[str, Lower] = {
     "Slice": _slice,
     "Softmax": lambda on, x, axis=-1: on.call(F.softmax, x, dim=axis),
     "Split": _split,
-    "Squeeze": _squeeze,
+    "Squeeze": lambda on, x, axes: _reshape(on, x, np.squeeze(on.sample(x), tuple(_ints(axes))).shape),
     "Transpose": lambda on, x, perm: on.call(torch.permute, x, tuple(perm)),
-    "Unsqueeze": _unsqueeze,
+    "Unsqueeze": lambda on, x, axes: _reshape(on, x, np.expand_dims(on.sample(x), tuple(_ints(axes))).shape),
     **dict.fromkeys(("Dropout", "Identity"), _same),
     **{
         name: _function(function)

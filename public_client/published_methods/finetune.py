@@ -24,8 +24,7 @@ from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_positive
 from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
 from dpswd.public_client.published_methods.losses import gradient_term
-from dpswd.public_client.published_methods.newton import MOST_FEATURES, Newton, less_sure
-from dpswd.public_client.published_methods.public_view import folded, viewed
+from dpswd.public_client.published_methods.newton import MOST_FEATURES, Newton, folded, less_sure, viewed
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.run import DrawnStep

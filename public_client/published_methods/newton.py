@@ -1,10 +1,14 @@
-"""Newton's steps with noised gradients: the curvature is that of the public source, and costs nothing.
+"""Newton's steps with noised gradients, in the public source's own axes: the curvature there costs nothing.
 
-DP-SGD's noise is alike in all directions, while a softmax classifier's loss is curved a thousand times more in some
-than in others; descents that see gradients alone take a hundred noisy steps to make up for it. The curvature
-of public records at the present weights is near enough to the hospital's for twenty. It is taken for a Kronecker
-product of (C, C) and (d, d) (Martens and Grosse 2015; for one linear layer), so that only matrices of these sizes are
-turned into their axes.
+DP-SGD's noise is alike in all directions, so a direction in which features hardly vary costs as much as one in which
+they vary most. The features' principal axes are public; each is divided by a power of its deviation, and all together
+are brought to norm 1 in the mean. What is learned is then the same in any units, and the classifier that is kept
+afterwards is linear in the raw features again.
+
+A softmax classifier's loss is curved a thousand times more in some directions than in others; descents that see
+gradients alone take a hundred noisy steps to make up for it. The curvature of public records at the present weights is
+near enough to the hospital's for twenty. It is taken for a Kronecker product of (C, C) and (d, d) (Martens and Grosse
+2015; for one linear layer), so that only matrices of these sizes are turned into their axes.
 
 In such an axis of curvature h a gradient g with noise of deviation s shows the way to the minimum as -g / h, with the
 error s / h. A way that is likely to be as long as t is then -g h / (h^2 + s^2 / t^2) long in the mean. Step k goes
@@ -16,14 +20,20 @@ it reads released and public numbers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
+from scipy import optimize
 from torch import Tensor, nn
 
+_POWER = 0.5
+"""Of an axis's variance by which its values are divided, times 1/2."""
+_FLOOR = 1e-3
+"""Of the largest variance: an axis with less is no direction that the public source knows."""
+_MOST_AXES = 1024  # beyond, features are scaled by their own deviations: a (d, d) matrix would have to travel
 _LIKELY = 0.3
 """Of a weight's way, t, for features whose mean norm is 1 (docs/ml-team/labelled.md)."""
-_SURE, _HALVINGS = 0.8, 30
+_SURE = 0.8
 """Mean probability of its decisions with which a classifier begins, on public records, at most."""
 MOST_FEATURES = 4096
 """Whose axes are taken anew at each step: a quarter of a minute of a core for so many."""
@@ -38,20 +48,66 @@ def less_sure(classifier: nn.Linear, features: Tensor) -> nn.Linear:
     sure the loss has no curvature: steps by it would go too far.
 
     Args:
-        classifier: (C, d); one that is less sure stays as it is, but for rounding.
+        classifier: (C, d); one that is less sure stays as it is.
         features: (m, d) of the public source.
     """
     with torch.no_grad():
         scores = classifier(features).double()
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            sure = float(torch.softmax(middle * scores, dim=1).amax(dim=1).mean())
-            low, high = (middle, high) if sure < _SURE else (low, middle)
+
+        def too_sure(factor: float) -> float:
+            return float(torch.softmax(factor * scores, dim=1).amax(dim=1).mean()) - _SURE
+
+        factor = 1.0 if too_sure(1.0) <= 0.0 else optimize.brentq(too_sure, 0.0, 1.0)
         made = copy.deepcopy(classifier)
         for parameter in made.parameters():
-            parameter.mul_(low)
+            parameter.mul_(factor)
     return made
+
+
+def viewed(before: Iterable[nn.Module], last: nn.Linear, features: Tensor, *, power: float = _POWER) -> nn.Sequential:
+    """A classifier that ends in a fixed ``view`` of features and a ``head`` to train; it computes the same scores.
+
+    Args:
+        before: its layers before the last one.
+        last: (C, d).
+        features: (m, d) of the public source, as the last layer takes them.
+        power: of an axis's variance by which its values are divided, times 1/2; at 0 features are scaled as one.
+    """
+    center = features.double().mean(dim=0)
+    moved = features.double() - center
+    d = features.shape[1]
+    if d <= _MOST_AXES:
+        variances, axes = torch.linalg.eigh(moved.T @ moved / len(moved))  # (d,), (d, d)
+    else:
+        variances, axes = moved.square().mean(dim=0), torch.eye(d).to(moved)
+    gain = variances.clamp(min=_FLOOR * float(variances.max().clamp(min=1e-12))) ** (-0.5 * power)
+    forward = gain[:, None] * axes.T
+    scale = float((moved @ forward.T).norm(dim=1).mean().clamp(min=1e-12))
+    weight = last.weight.detach().double()
+    view, head = nn.Linear(d, d), nn.Linear(d, len(weight))
+    with torch.no_grad():
+        view.weight.copy_(forward / scale)
+        view.bias.copy_(-(forward @ center) / scale)
+        head.weight.copy_(weight @ (axes / gain) * scale)
+        head.bias.copy_(weight @ center if last.bias is None else last.bias + weight @ center)
+    classifier = nn.Sequential(*before)
+    classifier.add_module("view", view.requires_grad_(False))
+    classifier.add_module("head", head)
+    return classifier
+
+
+def folded(classifier: nn.Sequential) -> nn.Module:
+    """A classifier that `viewed` made, with view and head as one linear layer, which stands alone if it is all."""
+    *before, view, head = classifier
+    assert isinstance(view, nn.Linear)
+    assert isinstance(head, nn.Linear)
+    made = nn.Linear(view.in_features, head.out_features)
+    weight = head.weight.detach().double()
+    with torch.no_grad():
+        made.weight.copy_(weight @ view.weight.double())
+        made.bias.copy_(head.bias.double() + weight @ view.bias.double())
+    made = made.to(view.weight.device)
+    return nn.Sequential(*before, made) if before else made
 
 
 class Newton(torch.optim.Optimizer):

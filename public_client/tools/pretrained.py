@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import tempfile
-import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from dpswd.public_client.extractor.tracing import evaluating, validate
 from dpswd.public_client.onnx.network import read_onnx
+from dpswd.public_client.tools.programs import quiet
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
 
 _KINDS = {"ForImageClassification": "AutoModelForImageClassification",
@@ -96,13 +95,12 @@ def network_of(model: Any, records: Tensor) -> nn.Module:
 
 
 def _by_onnx(network: Scores, records: Tensor, problems: str) -> nn.Module:
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     by_hand: Any = getattr(network.model, "set_attn_implementation", lambda _: None)
     by_hand("eager")
     try:
         import onnxscript  # noqa: F401 - torch's exporter needs it
 
-        with tempfile.TemporaryDirectory() as folder, evaluating(network), warnings.catch_warnings(action="ignore"):
+        with tempfile.TemporaryDirectory() as folder, evaluating(network), quiet():
             file = Path(folder) / "network.onnx"
             torch.onnx.export(
                 network, (records,), file, verbose=False, external_data=False,

@@ -1,4 +1,4 @@
-"""An adapted model as a program of torch.export, and as ONNX; written only when it predicts the same.
+"""An adapted model for other tools: a program of torch.export, ONNX, written only where it predicts the same; a card.
 
 A model's graph is evaluated record by record under vmap, which writes the number of records into some shapes. So it is
 traced with two numbers of records, and what differs is a multiple of that number.
@@ -12,13 +12,17 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dpswd.public_client.tools import card as cards
+from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.files import write_public
 from dpswd.shared.models.adapted import AdaptedModel
 
 RECORDS, SCORES = "records", "scores"
@@ -28,6 +32,39 @@ _DRAWN = (1, 2, 61)  # records by which a program is checked
 _SAME = 1e-4  # of the largest score: sums in another order
 
 
+def export(
+    path: Path, *, onnx: Path | None = None, program: Path | None = None, card: Path | None = None
+) -> list[Path]:
+    """Writes what is named, none of it over a file.
+
+    Args:
+        path: of the adapted model.
+        onnx: ONNX, checked by onnxruntime.
+        program: a program of torch.export.
+        card: a Hugging Face model card.
+
+    Returns what was written. Raises SettingsError where nothing is named or one exists, InvalidValue where a program
+    computes something else.
+    """
+    files = [file for file in (onnx, program, card) if file is not None]
+    if not files:
+        raise SettingsError("name what to write: --onnx, --program or --card")
+    for file in files:
+        if file.exists():
+            raise SettingsError(f"{file} exists and is not overwritten; choose another name")
+    model = load_adapted(path, device="cpu")
+    if onnx is not None or program is not None:
+        made = program_of(model)
+        data = None if onnx is None else onnx_bytes(model, made, cards.facts_of(path, model))
+        if program is not None:
+            write_public(program, program_bytes(made))
+        if onnx is not None and data is not None:
+            write_public(onnx, data)
+    if card is not None:
+        write_public(card, cards.card_of(path, model).encode())
+    return files
+
+
 def program_of(model: AdaptedModel) -> torch.export.ExportedProgram:
     """A program from (n, *record_shape) float32 to (n, classes) scores, for any n.
 
@@ -35,7 +72,7 @@ def program_of(model: AdaptedModel) -> torch.export.ExportedProgram:
         InvalidValue: it cannot be made, or does not compute the same.
     """
     graph = _for_any_number(lambda records: _scores(model, records), model.record_shape)
-    with _quiet():
+    with quiet():
         program = torch.export.export(
             graph, (torch.zeros(_TRACED[0], *model.record_shape),), dynamic_shapes=({0: torch.export.Dim("n")},)
         )
@@ -67,7 +104,7 @@ def onnx_bytes(model: AdaptedModel, program: torch.export.ExportedProgram, facts
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
         raise SettingsError(f"ONNX needs {error.name}; pip install 'dpswd[onnx]'") from error
-    with _quiet():
+    with quiet():
         exported: Any = torch.onnx.export(program, input_names=[RECORDS], output_names=[SCORES], verbose=False)
     proto = exported.model_proto
     onnx.helper.set_model_props(proto, facts)
@@ -141,7 +178,7 @@ def _check(model: AdaptedModel, compute: Callable[[Tensor], Tensor], *, kind: st
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what torch's exporter says of libraries that are not installed."""
     log = logging.getLogger("torch.onnx")
     level = log.level

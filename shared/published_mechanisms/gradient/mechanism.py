@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, Mechanism, RunSize, Step
 from dpswd.shared.core.mechanisms.quantiles.mechanism import QUANTILES
-from dpswd.shared.core.mechanisms.sliced import ProjectedSample, Sliced, SlicedDeclaration, SlicedReply, map_violations
+from dpswd.shared.core.mechanisms.sliced import Sliced, SlicedDeclaration, SlicedReply, map_violations
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_factors, neutralise
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.privacy.events import Part
@@ -34,27 +34,6 @@ from dpswd.shared.published_mechanisms.rows.mechanism import ROWS
 
 SLICED: Mapping[str, Sliced] = {mechanism.name: mechanism for mechanism in (ROWS, QUANTILES)}
 """What a gradient may be taken of."""
-
-Cotangents = tuple[Tensor, float]
-"""Where each record's clipped features should move, (b, d), and the public scale that was divided out."""
-
-
-def _cotangents(release: str, seen: ProjectedSample, source: Tensor, sigma: float, batch: int) -> Cotangents:
-    """A function, record by record, of released and public values and of the record itself alone.
-
-    Args:
-        release: "rows" or "quantiles".
-        seen: the step's release, and what it was made of.
-        source: (m, d) public features, mapped and clipped.
-        sigma: of the release.
-        batch: b.
-    """
-    released = seen.reply.values.to_tensor(device=seen.features.device)
-    if release == ROWS.name:
-        noised = noised_source_projections(source, seen.U, sigma=sigma, seed=seen.reply.seed)
-        return row_cotangents(released, noised, seen.U)
-    cotangent = QuantileCotangent.from_release(released, source, seen.U, batch=batch)
-    return cotangent.batch(seen.features), cotangent.scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +132,13 @@ class Gradient(Mechanism[GradientDeclaration, GradientRequest, GradientReply]):
         sliced, names = SLICED[declared.release], declared.sum.parameters
         seen = sliced.look(declared.sliced, request.feature_map, step, adapted=request.adapted, names=names)
         source = seen.feature_map.clipped(torch.from_numpy(request.source).to(step.device))  # (m, d), public
-        sigma, batch = declared.sliced.sigma, step.run.batch
-        cotangents, scale = _cotangents(declared.release, seen, source, sigma, batch)
+        released = seen.reply.values.to_tensor(device=step.device)
+        if declared.release == ROWS.name:
+            noised = noised_source_projections(source, seen.U, sigma=declared.sliced.sigma, seed=seen.reply.seed)
+            cotangents, scale = row_cotangents(released, noised, seen.U)
+        else:
+            cotangent = QuantileCotangent.from_release(released, source, seen.U, batch=step.run.batch)
+            cotangents, scale = cotangent.batch(seen.features), cotangent.scale
         per_record = step.model.gradients(pulled_back(seen.feature_map, seen.raw, cotangents)).to(step.device)  # (b, p)
         gradient = declared.sum.released(per_record, step.noise)
         step.reached("sanitized")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpswd import DomainAdaptation, Finetune, Hospital, MockCurator, Statistics, mock_description
-from dpswd.public_client.published_methods.public_view import folded, viewed
+from dpswd.public_client.published_methods.newton import folded, viewed
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 
