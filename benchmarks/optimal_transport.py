@@ -149,7 +149,7 @@ def large() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50_000, K)), rng.normal(size=(50_000, K)) + 0.5
     start = time.process_time()
-    distance, plan = solve(x, y, dimension=D, sigma=0.1, method=Transport(directions=K, rounds=1))
+    distance, plan = solve(x, y, dimension=D, sigma=0.1, method=Transport(directions=K))
     seconds, most = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"n = 50,000: {seconds:.0f} s of one core, {most:.1f} GiB at most, {plan.nnz} pairs, distance {distance:.3g}")
 

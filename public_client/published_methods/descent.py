@@ -177,14 +177,16 @@ def align(
                 group.store.write("state", _state(group, descent, t, absent))
             rate = float(descent.schedule.get_last_lr()[0])
             class_loss = {} if half.class_loss is None else {"class_loss": float(half.class_loss.detach())}
-            for site in group.sites:
-                if site.name in answers:
-                    distance = answers[site.name].distance
-                    distances[site.name].append(distance)
-                    training.log.scalars(site.name, site.steps, distance=distance, learning_rate=rate, **class_loss)
             if not group.unfinished:
                 descent.average.copy_to(descent.parameters)
-            _record_points(training, group, distances)
+            for site in (site for site in group.live if site.name in answers):
+                distance, fresh = answers[site.name].distance, distances[site.name]
+                fresh.append(distance)
+                training.log.scalars(site.name, site.steps, distance=distance, learning_rate=rate, **class_loss)
+                # A point about twenty times, and at the last step.
+                if site.steps % max(1, site.plan.steps // _POINTS) == 0 or site.steps == site.plan.steps:
+                    training.record(site, site.steps, sum(fresh) / len(fresh))
+                    fresh.clear()
             bar.advance(status(group))
     descent.average.copy_to(descent.parameters)
     write_histories(group)
@@ -227,13 +229,3 @@ def _restored(group: Group, descent: Descent, absent: dict[str, tuple[int, str]]
         # A site that was set aside earlier comes back with a request that was made for weights of that time.
         site.stale = site.run.has_pending and site.steps < done
     return done
-
-
-def _record_points(training: Training, group: Group, distances: dict[str, list[float]]) -> None:
-    """A point for each site about twenty times, and at its last step."""
-    for site in group.live:
-        every = max(1, site.plan.steps // _POINTS)
-        fresh = distances[site.name]
-        if fresh and (site.steps % every == 0 or site.steps == site.plan.steps):
-            training.record(site, site.steps, sum(fresh) / len(fresh))
-            fresh.clear()

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
-from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.plans.declarable import Declarable
-from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_positive
 from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
 from dpswd.public_client.published_methods.losses import gradient_term
@@ -90,11 +88,6 @@ class Finetune(Method):
         if classifier is None:
             raise InvalidValue("finetune trains the classifier too; plan with extractor and classifier")
         return _ready(_whole(Model(extractor, classifier), None), record_shape)
-
-    def open(self, curator: Curator, plan: Plan, extractor: nn.Module) -> FinetuneRun:
-        """See `Method`; the module computes a score for each class, and all its parameters are trained."""
-        names = tuple(name for name, _ in extractor.named_parameters())
-        return FinetuneRun(curator, Declarable.of(extractor, plan.record_shape, names), plan).open()
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one model for all sites of a group."""

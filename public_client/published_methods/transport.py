@@ -41,7 +41,6 @@ class Transport(Recipe):
         solver: "exact", or "entropic" (Sinkhorn's), whose plan follows the noise less.
         penalty: of the entropy, in units of the mean estimated cost.
         part: points of either sample that are matched at a time; larger samples are cut at random.
-        rounds: cuts that are averaged over.
     """
 
     name = "transport"
@@ -52,10 +51,9 @@ class Transport(Recipe):
     solver: Solver = "exact"
     penalty: float = 0.05
     part: int = 500
-    rounds: int = 4
 
     def __post_init__(self) -> None:
-        problems = not_counts(self, "directions", "part", "rounds") + not_positive(self, "target_norm", "penalty")
+        problems = not_counts(self, "directions", "part") + not_positive(self, "target_norm", "penalty")
         refuse(problems + not_one_of(self, "solver", ("exact", "entropic")))
 
     def declaration(self, run: RunTerms) -> Payload:
@@ -143,8 +141,8 @@ def solve(
 ) -> tuple[float, sparse.csr_matrix]:
     """The distance and the plan; see `estimated_costs` for the arguments.
 
-    Samples larger than `method.part` are cut into as many random parts each, part is matched with part, and the mean
-    over some cuts is returned (Fatras and others 2020). That distance is above the whole samples', as of any coupling.
+    Samples larger than `method.part` are cut into as many random parts each, and part is matched with part (Fatras and
+    others 2020). That distance is above the whole samples', as of any coupling.
 
     Args:
         points: (m, k).
@@ -152,26 +150,23 @@ def solve(
         dimension: d.
         sigma: of the noise.
         method: solver and sizes.
-        seed: of the cuts.
+        seed: of the cut.
     """
     m, n = len(points), len(rows)
-    parts = max(1, math.ceil(max(m, n) / method.part))
-    parts = min(parts, m, n)
-    rounds = 1 if parts == 1 else method.rounds
+    parts = min(math.ceil(max(m, n) / method.part), m, n)
     rng = np.random.default_rng(seed)
     distance, mass, sources, targets = 0.0, [], [], []
-    for _ in range(rounds):
-        left, right = (np.array_split(rng.permutation(size), parts) for size in (m, n))
-        for some, others in zip(left, right, strict=True):
-            costs = estimated_costs(points[some], rows[others], dimension=dimension, sigma=sigma)
-            matched = _matched(costs, method)
-            distance += float((matched * costs).sum()) / (parts * rounds)
-            at, to = np.nonzero(matched)
-            mass.append(matched[at, to] / (parts * rounds))
-            sources.append(some[at])
-            targets.append(others[to])
+    left, right = (np.array_split(rng.permutation(size), parts) for size in (m, n))
+    for some, others in zip(left, right, strict=True):
+        costs = estimated_costs(points[some], rows[others], dimension=dimension, sigma=sigma)
+        matched = _matched(costs, method) / parts
+        distance += float((matched * costs).sum())
+        at, to = np.nonzero(matched)
+        mass.append(matched[at, to])
+        sources.append(some[at])
+        targets.append(others[to])
     where = (np.concatenate(sources), np.concatenate(targets))
-    return distance, sparse.csr_matrix((np.concatenate(mass), where), shape=(m, n))  # equal places are added up
+    return distance, sparse.csr_matrix((np.concatenate(mass), where), shape=(m, n))
 
 
 def _matched(costs: Values, method: Transport) -> Values:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from dpswd.public_client.extractor.tracing import evaluating, validate
 from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.tools.programs import quiet
+from dpswd.public_client.tools.trackers import installed
 from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
 
 _KINDS = {"ForImageClassification": "AutoModelForImageClassification",
@@ -126,19 +126,12 @@ def _from_folder(folder: Path) -> Any:
     if "architecture" in facts:
         more = facts.get("model_args", {}) | {"num_classes": facts["num_classes"]}
         (weights,) = folder.glob("model.safetensors")
-        return _library("timm").create_model(facts["architecture"], checkpoint_path=str(weights), **more)
+        return installed("timm").create_model(facts["architecture"], checkpoint_path=str(weights), **more)
     name = next(iter(facts.get("architectures") or ["nothing"]))
     kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
     if kind is None:
         raise DataInvalid(
             f"{folder} holds {name}; needed is a classifier, ...{' or ...'.join(_KINDS)}: fine-tune it as one first"
         )
-    made = getattr(_library("transformers"), kind)
+    made = getattr(installed("transformers"), kind)
     return made.from_pretrained(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False)
-
-
-def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise SettingsError(f"this folder needs {error.name}: pip install {name}") from error

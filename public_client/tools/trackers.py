@@ -19,7 +19,7 @@ class MlflowLog(Recorder):
     """
 
     def __init__(self, name: str | None = None) -> None:
-        self._mlflow = _installed("mlflow")
+        self._mlflow = installed("mlflow")
         active = self._mlflow.active_run()
         self._run = active or self._mlflow.start_run(run_name=name)
         self._own = active is None
@@ -41,7 +41,7 @@ class WandbLog(Recorder):
     """
 
     def __init__(self, name: str | None = None) -> None:
-        wandb = _installed("wandb")
+        wandb = installed("wandb")
         self._own = wandb.run is None
         self._run = wandb.run or wandb.init(name=name)
         self._sites: set[str] = set()
@@ -83,7 +83,8 @@ class TrackedLog(TrainingLog):
             tracker.close()
 
 
-def _installed(library: str) -> Any:
+def installed(library: str) -> Any:
+    """The library; raises SettingsError, with what to install, where it is not there."""
     try:
         return import_module(library)
     except ImportError as error:
