@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
-from dpswd.public_client.plans.recipe import not_between, not_counts, not_positive
+from dpswd.public_client.plans.recipe import not_counts, not_positive
 from dpswd.public_client.published_methods.descent import Descent
 from dpswd.public_client.training.run import DrawnStep, Release
 
-_SETTLING, _SETTLING_BATCH = 50, 200
-"""Batches after which the norms' running statistics are those of the averaged weights."""
 _PREVIEWS = 4
 _SLOPE = 0.2
 _GROWTH = 4  # an image's side grows from a quarter, by two doublings; a dense layer's units are so many widths
@@ -35,7 +33,6 @@ class Network(GenerationMethod, abc.ABC):
         latent: dimension of what records are drawn from.
         width: channels before the last layer, of images; of other records, a quarter of a dense layer's units.
         learning_rate: of Adam at the start; it falls as a cosine.
-        averaging: decay of the running average of the weights that is kept; 0 keeps the last ones.
     """
 
     low: float = -1.0
@@ -43,14 +40,12 @@ class Network(GenerationMethod, abc.ABC):
     latent: int = 16
     width: int = 16
     learning_rate: float = 1e-3
-    averaging: float = 0.99
 
     def problems(self) -> list[str]:
         return [
             *super().problems(),
             *not_counts(self, "latent", "width"),
             *not_positive(self, "learning_rate"),
-            *not_between(self, 0.0, 1.0, "averaging"),
         ]
 
     @abc.abstractmethod
@@ -68,13 +63,13 @@ class Network(GenerationMethod, abc.ABC):
         """
 
     def fit(self, run: Release[Any], features: nn.Module, fitting: Fitting) -> Generator:
-        """See `GenerationMethod`: one descent a step, and the averaged weights at the end."""
+        """See `GenerationMethod`: one descent a step, under a rate that falls as a cosine."""
         torch.manual_seed(fitting.seed)
         layers = network(self.latent + run.plan.classes, self.width, run.plan.record_shape)
         trained = Ranged(layers, self.low, self.high).to(fitting.device)
         features, steps, own = features.to(fitting.device), run.plan.steps, torch.Generator().manual_seed(fitting.seed)
         optimizer = torch.optim.Adam(trained.parameters(), lr=self.learning_rate)
-        descent = Descent(optimizer, steps=steps, averaging=self.averaging)
+        descent = Descent(optimizer, steps=steps, averaging=0.0)
         state = None if fitting.store is None else fitting.store.read("state")
         if state is not None:
             trained.load_state_dict(state["network"])
@@ -94,10 +89,8 @@ class Network(GenerationMethod, abc.ABC):
                 bar.advance(run.plan.charged)
                 if fitting.preview is not None and done % max(1, steps // _PREVIEWS) == 0 and done < steps:
                     fitting.preview(self._finished(copy.deepcopy(trained).eval(), run))
-        descent.average.copy_to(descent.parameters)
-        self._settle(trained, run.plan.classes, own)
         fitting.ranks.synchronise(trained)  # each has computed all of it, but for rounding
-        return self._finished(trained, run)
+        return self._finished(trained.eval(), run)
 
     def _finished(self, trained: nn.Module, run: Release[Any]) -> Generator:
         """The generator of a trained network; classes are as frequent as each other."""
@@ -105,24 +98,12 @@ class Network(GenerationMethod, abc.ABC):
         decoder = traced(trained, self.latent + classes)
         return Generator(decoder, run.plan.record_shape, (1.0 / classes,) * classes, low=self.low, high=self.high)
 
-    def latents(self, labels: Tensor, classes: int, own: torch.Generator) -> Tensor:
-        """Standard normal latents beside one-hot classes (m,): (m, latent + C), on the labels' device."""
-        z = torch.randn((len(labels), self.latent), generator=own).to(labels.device)  # drawn on the CPU: any device's
-        return torch.cat([z, nn.functional.one_hot(labels, classes).float()], dim=1)
-
     def drawn(self, run: Release[Any], trained: nn.Module, labels: Tensor, own: torch.Generator) -> Tensor:
-        """Generated records of these labels (m, ...), with their gradient."""
-        values: Tensor = trained(self.latents(labels, run.plan.classes, own))
+        """Generated records of these labels (m, ...), with their gradient: of normal latents beside one-hot classes."""
+        z = torch.randn((len(labels), self.latent), generator=own).to(labels.device)  # drawn on the CPU: any device's
+        kinds = nn.functional.one_hot(labels, run.plan.classes).float()
+        values: Tensor = trained(torch.cat([z, kinds], dim=1))
         return values.reshape(-1, *run.plan.record_shape)
-
-    def _settle(self, trained: nn.Module, classes: int, own: torch.Generator) -> None:
-        trained.train()
-        device = next(trained.parameters()).device
-        with torch.no_grad():
-            for _ in range(_SETTLING):
-                labels = torch.randint(classes, (_SETTLING_BATCH,), generator=own)
-                trained(self.latents(labels, classes, own).to(device))
-        trained.eval()
 
 
 class Ranged(nn.Module):

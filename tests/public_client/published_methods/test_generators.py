@@ -54,7 +54,7 @@ def means(generator, count=2000):
     return np.stack([x[y == c].mean(dim=0).numpy() for c in range(CLASSES)])
 
 
-SINKHORN = DpSinkhorn(**SMALL, points=20, fresh=5, iterations=15, learning_rate=0.03, averaging=0.9, label_weight=3.0)
+SINKHORN = DpSinkhorn(**SMALL, points=20, fresh=5, iterations=15, learning_rate=0.03, label_weight=3.0)
 
 
 @pytest.mark.long
@@ -94,7 +94,7 @@ def test_dp_sinkhorn_learns_the_classes_is_charged_once_and_goes_on_where_it_sto
 @pytest.mark.long
 def test_dp_swd_learns_the_classes_by_quantiles_of_labelled_records_and_draws_rows_by_the_same_way():
     where = curator()
-    made = DpSwdQuantiles(**SMALL, directions=30, learning_rate=0.03, averaging=0.9)
+    made = DpSwdQuantiles(**SMALL, directions=30, learning_rate=0.03)
     generator = fitted(where, made, epsilon=20.0, steps=80)
     (charge,) = where.charges
     assert 16.0 < charge.epsilon <= 20.0
