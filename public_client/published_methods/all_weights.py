@@ -74,13 +74,12 @@ class AllWeights(Method):
     batch_records: int = 256
 
     def problems(self) -> list[str]:
-        broken = [
+        return [
             *super().problems(),
             *not_counts(self, "directions", "coefficients", "batch_records"),
             *not_between(self, 0.0, 1.0, "gradient_share"),
-            *not_positive(self, "target_norm", "clip_norm", "alignment_weight"),
+            *not_positive(self, "target_norm", "gradient_share", "clip_norm", "alignment_weight"),
         ]
-        return broken + ["gradient_share is 0; it must be above 0"] * (self.gradient_share == 0.0)
 
     def usual_size(self, description: Description) -> RunSize:
         return RunSize(batch=128, steps=2000)

@@ -23,7 +23,7 @@ from dpswd.public_client.training.run import DrawnStep, Release, Reply
 from dpswd.public_client.training.sites import Group, Site
 from dpswd.shared.core.mechanisms.interface import Payload
 
-_POINTS = 20  # evaluations and epsilon figures in one training
+_POINTS = 20  # evaluations and epsilon figures in one training, beside those of the last step
 
 
 class AnsweredStep(NamedTuple):
@@ -183,7 +183,6 @@ def align(
                 distance, fresh = answers[site.name].distance, distances[site.name]
                 fresh.append(distance)
                 training.log.scalars(site.name, site.steps, distance=distance, learning_rate=rate, **class_loss)
-                # A point about twenty times, and at the last step.
                 if site.steps % max(1, site.plan.steps // _POINTS) == 0 or site.steps == site.plan.steps:
                     training.record(site, site.steps, sum(fresh) / len(fresh))
                     fresh.clear()

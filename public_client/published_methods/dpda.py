@@ -110,7 +110,6 @@ def _matched(points: Points, kinds: Values, targets: Values, labels: Labels, mat
     forbidden = (labels[None, :] != UNLABELLED) & (labels[None, :] != points.labels[:, None])
     costs = np.where(forbidden, costs + 4.0 * costs.max(), costs)
     even = np.full(len(targets), 1.0 / len(targets))
-
     size = math.sqrt(len(kinds) / kinds.shape[1])  # a class's mass, spread over its points, has a norm as much smaller
 
     def norms(plan: Values) -> Values:
@@ -119,12 +118,12 @@ def _matched(points: Points, kinds: Values, targets: Values, labels: Labels, mat
     # Far from the largest float's logarithm, 709, the plain iteration is as exact as the one of logarithms, and faster.
     plain = float(costs.max()) < 500.0 * matching.penalty
     entropic = {"stopThr": _CHANGE, "warn": False, "method": "sinkhorn" if plain else "sinkhorn_log"}
-    plan = ot.optim.gcg(
+    plan: Values = ot.optim.gcg(
         points.masses, even, costs, matching.penalty, matching.group_penalty * size,
         lambda plan: float(norms(plan).sum()), lambda plan: plan / np.maximum(kinds @ norms(plan), 1e-12),
         numItermax=_ITERATIONS, numInnerItermax=_INNER, **entropic,
     )  # fmt: skip
-    return np.asarray(plan)
+    return plan
 
 
 _BATCH, _DECAY = 128, 1e-3

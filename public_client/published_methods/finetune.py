@@ -39,6 +39,7 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
 )
 
 _STEPS = 20  # on all records
+_TRAINED = ("classifier.head.weight", "classifier.head.bias")
 _PUBLIC_NORMS = 512  # public records whose gradients' norms are looked at
 _CLIP_SHARE = 0.05
 """C in units of what a public record with a wrong label would say, at least. Steps end where the clipped gradients
@@ -87,7 +88,7 @@ class Finetune(Method):
         """
         if classifier is None:
             raise InvalidValue("finetune trains the classifier too; plan with extractor and classifier")
-        return _ready(_whole(Model(extractor, classifier), None), record_shape)
+        return Declarable.of(_whole(Model(extractor, classifier), None), record_shape, _TRAINED)
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one model for all sites of a group."""
@@ -98,7 +99,7 @@ class Finetune(Method):
         stored = group.store.read("head") if group.store is not None else None
         if stored is not None:  # what the runs were declared with, to the last bit
             classifier.load_state_dict(stored["classifier"])
-        ready = _ready(whole, shape)
+        ready = Declarable.of(whole, shape, _TRAINED)
         clip_norm = float(stored["clip_norm"]) if stored else self.clip_norm or _public_clip(classifier, training)
         if stored is None and group.store is not None:
             group.store.write("head", {"classifier": classifier.state_dict(), "clip_norm": clip_norm})
@@ -162,12 +163,6 @@ def _whole(model: Model, features: Tensor | None) -> nn.Module:
         last = less_sure(last, shown)
     layers = OrderedDict(extractor=extractor, classifier=viewed(before, last, shown))
     return nn.Sequential(layers).eval()
-
-
-def _ready(whole: nn.Module, record_shape: tuple[int, ...]) -> Declarable:
-    """The model as it travels, with the classifier's last layer to be trained."""
-    names = tuple(f"classifier.head.{name}" for name in ("weight", "bias"))
-    return Declarable.of(whole, record_shape, names)
 
 
 def _public_clip(classifier: nn.Sequential, training: Training) -> float:

@@ -25,7 +25,6 @@ from dpswd.public_client.plans.recipe import RunTerms, not_counts
 from dpswd.public_client.published_methods.pseudo_label_fit import (
     Observed,
     PseudoLabelSums,
-    Shifts,
     Source,
     component_axes,
     components_of,
@@ -194,12 +193,17 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
     generator = torch.Generator().manual_seed(seed)
     shifts = fitted(source, observed, generator)
     bar.advance("fitted")
-    summary = _in_words(shifts)
+    priors = shifts.priors
+    summary = (
+        f"classes moved by {priors.common:g} together and {priors.own:g} each, in units of a feature's mean norm, with "
+        f"gains of {priors.gains:g}; {shifts.evidence:.0f} nats for it; {priors.misfit:g} of a record's deviation is "
+        f"unexplained, or {shifts.doubt:g} if moves were no likelier beforehand"
+    )
     if shifts.evidence < _LEAST_EVIDENCE:
         return None, f"the release is what the public source would give ({summary})"
-    if shifts.priors.frequencies:
+    if priors.frequencies:
         return None, f"the classes' frequencies have changed ({summary}); replay follows them"
-    if shifts.priors.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
+    if priors.misfit > _MOST_MISFIT or shifts.doubt > _MOST_DOUBT:
         return None, f"the release does not fit classes that have moved ({summary})"
     gain = expected_gain(source, observed, shifts, generator, advance=lambda: bar.advance("trying"))
     tried = f"in worlds drawn from the fit {gain} ({summary})"
@@ -214,16 +218,6 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
     return learned(source, shifts, generator), tried
 
 
-def _in_words(shifts: Shifts) -> str:
-    priors = shifts.priors
-    return (
-        f"classes moved by {priors.common:g} together and {priors.own:g} each, in units of a feature's mean norm, with "
-        f"gains of {priors.gains:g}; "
-        f"{shifts.evidence:.0f} nats for it; {priors.misfit:g} of a record's deviation is unexplained, or "
-        f"{shifts.doubt:g} if moves were no likelier beforehand"
-    )
-
-
 def _signal_to_noise(plan: Plan) -> float:
     """Records for one record's worth of noise: the inverse of the deviation on each number of a mean."""
     assert plan.noise is not None, "known once the model is"
@@ -235,8 +229,7 @@ def _too_little(plan: Plan) -> str:
     ratio = _signal_to_noise(plan)
     if ratio >= _LEAST_RATIO:
         return ""
-    assert plan.noise is not None, "known once the model is"
-    records = math.ceil(_LEAST_RATIO * plan.noise / math.sqrt(plan.steps))
+    records = math.ceil(plan.batch_size * _LEAST_RATIO / ratio)
     enough = plan.epsilon * (_LEAST_RATIO / ratio) ** _EPSILON_POWER
     return (
         f"{plan.batch_size} records with noise of {plan.noise:.2f} records tell too little of the classes ({ratio:.0f} "

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
+from dpswd.shared.core.mechanisms.feature_sums.mechanism import adapted_violations
 from dpswd.shared.core.mechanisms.interface import Facts, FloatArray, Limits, RunSize
 from dpswd.shared.core.noise.clipping import clip_factors, neutralise
 from dpswd.shared.core.noise.noise import GridArray, NoiseSource, finest_exponent, release_finely
@@ -85,10 +86,7 @@ class ClippedSum(MessagePayload, message=pb.ClippedSumDeclaration, field="declar
 
     def check(self, adapted: FloatArray | None, facts: Facts) -> list[Violation]:
         """Whether a step brings as many adapted values as were declared, or none at all."""
-        size = facts.model.size(self.parameters)
-        if adapted is None or adapted.size == size:
-            return []
-        return [("payload.adapted_parameters", f"holds {adapted.size} values; the run declares {size}")]
+        return adapted_violations("payload.adapted_parameters", adapted, self.parameters, facts)
 
     def made_values(self, facts: Facts) -> FloatArray:
         """Adapted values that a step may bring, (p,), made up: small, and none of them zero."""

@@ -226,7 +226,7 @@ def test_wrong_wishes_are_named(wishes, says):
         (Replay, {"learning_rate": "fast"}, "learning_rate is 'fast'; it must be positive and finite"),
         (Replay, {"target_norm": math.inf}, "target_norm is inf"),
         (AllWeights, {"gradient_share": 1.0}, "gradient_share is 1.0; it must be at least 0 and below 1"),
-        (AllWeights, {"gradient_share": 0.0}, "gradient_share is 0; it must be above 0"),
+        (AllWeights, {"gradient_share": 0.0}, "gradient_share is 0.0; it must be positive"),
         (AllWeights, {"clip_norm": -1}, "clip_norm is -1"),
         (AllWeights, {"alignment_weight": None}, "alignment_weight is None"),
         (Rows, {"batch_records": True}, "batch_records is True"),

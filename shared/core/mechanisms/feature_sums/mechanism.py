@@ -126,7 +126,7 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
             broken.append((field, f"{unknown[:5]} are no parameters of the extractor with a gradient; it has {some}"))
         if (size := facts.model.size(names)) > limits.max_adapted_parameters:
             broken.append((field, f"have {size} values; at most {limits.max_adapted_parameters} are allowed"))
-        broken += _adapted_violations("declaration.adapted_parameters", declared.adapted, names, facts)
+        broken += adapted_violations("declaration.adapted_parameters", declared.adapted, names, facts)
         d = facts.model.feature_dimension
         most = min(protocol.MAX_RELEASE_VALUES, max(0, limits.max_message_bytes - protocol.FRAMING_BYTES) // width)
         if d > most:
@@ -135,7 +135,7 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
 
     def check(self, request: SumsRequest, declared: SumsDeclaration, facts: Facts, limits: Limits) -> list[Violation]:
         """See `Mechanism`."""
-        broken = _adapted_violations("payload.adapted_parameters", request.adapted, declared.parameters, facts)
+        broken = adapted_violations("payload.adapted_parameters", request.adapted, declared.parameters, facts)
         return broken + map_violations(request.feature_map, facts, "payload.feature_map")
 
     def synthetic(self, declared: SumsDeclaration, run: RunSize, facts: Facts) -> SumsRequest:
@@ -191,9 +191,8 @@ class FeatureSums(LinearMechanism[SumsDeclaration, SumsRequest, SumsReply]):
         return f"noised sums of {facts.model.feature_dimension} features over all records"
 
 
-def _adapted_violations(
-    field: str, adapted: FloatArray | None, names: tuple[str, ...], facts: Facts
-) -> list[Violation]:
+def adapted_violations(field: str, adapted: FloatArray | None, names: tuple[str, ...], facts: Facts) -> list[Violation]:
+    """Whether a step, or a run, brings as many values of these parameters as they have, or none at all."""
     size = facts.model.size(names)
     if adapted is None or adapted.size == size:
         return []
