@@ -15,7 +15,7 @@ ANNEXES = {
     "private_curator/sources", "public_client/onnx", "public_client/tools", "public_client/federated",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 10_557,
+    "annexes": 9_950,
     "private_curator/*.py": 1,
     "private_curator/books": 3_034,
     "private_curator/caps": 90,
