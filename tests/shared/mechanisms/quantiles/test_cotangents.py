@@ -79,8 +79,8 @@ def test_cotangent_is_the_formula(source: torch.Tensor, U: torch.Tensor, generat
     basis = [np.ones(K), math.sqrt(2) * np.cos(math.pi * levels), math.sqrt(2) * np.cos(2 * math.pi * levels)]
     sums = sum(gap * function for gap, function in zip(gaps, basis, strict=True))
     expected = D / K * (U.cpu().double().numpy() @ sums) / cotangent.scale
-    found = cotangent.batch(v[None])[0].cpu().numpy()
-    assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)  # a cell holds a few of the 400
+    computed = cotangent.batch(v[None])[0].cpu().numpy()
+    assert np.linalg.norm(computed - expected) < 0.02 * np.linalg.norm(expected)  # a cell holds a few of the 400
 
 
 def test_displacements_are_target_minus_source_over_the_root_of_the_batch(
