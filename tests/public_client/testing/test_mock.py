@@ -64,8 +64,7 @@ def test_every_method_runs_and_is_charged_what_was_planned(method):
     mechanism, steps = small(method).mechanism, 1 if method == "replay" else 3
     records = 1300 if method == "pseudo-labels" else 800  # it refuses fewer
     curator = mock(records=records, classes=10 if mechanism.needs_labels else 0)
-    whole = mechanism.whole or method == "pseudo-labels"  # a whole release is what these are made for
-    batch = records if whole else 60
+    batch = records if mechanism.whole else 60
     fitted = adaptation(curator, method, steps=steps, batch_size=batch).fit(data(), progress=False)
     (charge,) = curator.charges
     assert 0.97 * fitted.plan.epsilon < charge.epsilon <= fitted.plan.epsilon

@@ -297,7 +297,7 @@ def train(out: Path, name: str, ranks: Ranks) -> None:
     mock = mock_of(name)
     hospital = Hospital(mock if ranks.size == 1 else shared_curators(lambda: {name: mock})[name])
     method = small(name, source_records=BATCH * BATCHES, **SETTINGS.get(name, {}))
-    size = {} if name in ("replay", "statistics", "normalisation", "recalibrate") else {"steps": 5, "batch_size": 80}
+    size = {} if name == "replay" or method.mechanism.whole else {"steps": 5, "batch_size": 80}
     torch.manual_seed(ranks.rank)  # ranks begin with different weights; rank 0's count
     extractor, classifier = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, 3)
     plan = hospital.plan(method, epsilon=2.0, **size)
