@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -352,7 +352,7 @@ class DomainAdaptation:
                 record_shape=one.plan.record_shape,
                 plan=one.plan,
                 statistics=self._statistics(model) if summed_up else None,
-                certify=certified(file, self._evidence(one)) if certify and self._recorded(one) else None,
+                certify=self._certified(file, one) if certify and self._recorded(one) else None,
             )
         return list(named)
 
@@ -361,6 +361,9 @@ class DomainAdaptation:
         if recording is not None and not recording.whole:
             _log.warning("no certificate: more than %d MiB of replies would stand beside it", MOST_BYTES >> 20)
         return recording is not None and recording.whole
+
+    def _certified(self, file: Path, site: Site) -> Callable[[bytes], str]:
+        return certified(file, self._evidence(site), self._curators[site.name].credentials)
 
     def _evidence(self, site: Site) -> Evidence:
         """What a site's model follows from."""

@@ -87,7 +87,7 @@ def read_identity(directory: Path) -> Identity:
     Raises:
         SettingsError: there is none, or it cannot be read.
     """
-    certificate = _certificate(directory / CERTIFICATE)
+    certificate = read_certificate(directory / CERTIFICATE)
     return Identity(
         name=common_name(certificate.subject), fingerprint=fingerprint(certificate),
         begins=certificate.not_valid_before_utc, expires=certificate.not_valid_after_utc,
@@ -106,11 +106,11 @@ def renew(directory: Path) -> Path:
         SettingsError: the directory holds no complete identity.
     """
     identity = read_identity(directory)
-    old_key = _key(directory / KEY)
+    old_key = read_key(directory / KEY)
     new_path = directory / (KEY + NEXT)
     if not new_path.exists():
         _write_key(new_path, ec.generate_private_key(ec.SECP256R1()))
-    request = _request(identity.name, _key(new_path))
+    request = _request(identity.name, read_key(new_path))
     renewal = Renewal.make(request=request, certificate=(directory / CERTIFICATE).read_bytes(), old_key=old_key)
     (directory / REQUEST).write_bytes(request)
     path = directory / RENEWAL
@@ -133,10 +133,10 @@ def install(certificate: Path, directory: Path) -> Identity:
     new_key = directory / (KEY + NEXT)
     if not new_key.exists():
         raise SettingsError(f"no renewal waits in {directory}; begin with `dpswd-client certificate --renew`")
-    issued = _certificate(certificate)
-    if not belong_together(_key(new_key), issued):
+    issued = read_certificate(certificate)
+    if not belong_together(read_key(new_key), issued):
         raise SettingsError(f"{certificate} is not for the key that `certificate --renew` made in {directory}")
-    if not issued_by(issued, _certificate(directory / AUTHORITY)):
+    if not issued_by(issued, read_certificate(directory / AUTHORITY)):
         raise SettingsError(
             f"{certificate} was not issued by the authority in {directory / AUTHORITY}; get it from the same curator"
         )
@@ -170,14 +170,24 @@ def _request(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _certificate(path: Path) -> x509.Certificate:
+def read_certificate(path: Path) -> x509.Certificate:
+    """A certificate in a file.
+
+    Raises:
+        SettingsError: there is none, or it cannot be read.
+    """
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} is no readable certificate; get it from the curator's operator") from error
 
 
-def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key in a file.
+
+    Raises:
+        SettingsError: there is none, or it cannot be read.
+    """
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:

@@ -44,11 +44,20 @@ class Curator(AbstractContextManager["Curator"]):
         transport: carries the requests; `connect` makes one with mutual TLS.
         receipts: where receipts are kept; nowhere by default.
         purpose: why runs are opened, in one line; it stands in the hospital's ledger and in their receipts.
+        credentials: directory with the key that signs what is made of the answers; None without.
     """
 
-    def __init__(self, transport: Transport, *, receipts: ReceiptFile | None = None, purpose: str = "") -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        receipts: ReceiptFile | None = None,
+        purpose: str = "",
+        credentials: Path | None = None,
+    ) -> None:
         self.transport = transport
         self.purpose = purpose
+        self.credentials = credentials
         self.receipts = receipts
         self._ledger_keys: LedgerKeys | None = None
 
@@ -69,7 +78,7 @@ class Curator(AbstractContextManager["Curator"]):
         channel = open_channel(address, credentials=Path(credentials), server_name=server_name)
         receipts = ReceiptFile(Path(run_directory) / RECEIPTS_FILE) if run_directory is not None else None
         transport = GrpcTransport(channel, patience=Patience(timeout_s=timeout_s, total_s=patience_s))
-        curator = Curator(transport, receipts=receipts, purpose=purpose)
+        curator = Curator(transport, receipts=receipts, purpose=purpose, credentials=Path(credentials))
         begun, wait_s = time.monotonic(), min(_START_S, patience_s) if start_s is None else start_s
         try:
             least_s = min(timeout_s, _START_S if start_s is None else max(start_s, _LEAST_ATTEMPT_S))

@@ -1,7 +1,7 @@
 """The certificate of a delivered file: what it follows from, what was proved of that, and what it is good for.
 
-It is canonical JSON, of public values alone, and anybody can make it again from the evidence. So nobody signs it: what
-needs a signature, the hospital's receipts, has one.
+It is canonical JSON, of public values alone. Most of it anybody can make again from the evidence, whose receipts the
+hospital signed; for the rest whoever delivers it signs (`signature`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import torch
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.evidence.evidence import Evidence
+from dpswd.public_client.evidence.signature import SIGNED, signed
 from dpswd.public_client.methods.comparison import Comparison
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.accounting.pricing import filter_for
-from dpswd.shared.core.errors import BudgetExhausted, DpswdError, InvalidValue
-from dpswd.shared.core.ledger.receipts import canonical_json, sha256
+from dpswd.shared.core.errors import BudgetExhausted, DpswdError, InvalidValue, SettingsError
+from dpswd.shared.core.ledger.receipts import sha256
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.event_json import event_from_json
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
 from dpswd.shared.files import write_public
 
 _log = logging.getLogger(__name__)
-FORMAT = "dpswd-certificate-3"
+FORMAT = "dpswd-certificate-4"
 CERTIFICATE_SUFFIX, EVIDENCE_SUFFIX = ".certificate.json", ".evidence"
 NOT_MEASURED, NOT_AUDITED = "not measured", "not audited"
 CONDITIONS = (
@@ -42,16 +43,20 @@ _LIBRARIES = ("dpswd", "torch", "numpy", "scipy", "safetensors", "protobuf", "sc
 _ROOM = 2.0  # of the filter that composes, beyond the sum of the runs' own epsilons
 
 
-def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison | None) -> bytes:
+def certificate_of(
+    evidence: Evidence, *, model: bytes, comparison: Comparison | None, credentials: Path | None = None
+) -> bytes:
     """The certificate of a model or a generator.
 
     Args:
         evidence: of it.
         model: bytes of its file without a certificate.
         comparison: with the team's own model on the hospital's labels, where there was one.
+        credentials: whose key signs; see `signed`.
 
     Raises:
         InvalidValue: the exchanges hold no description, or a receipt is none.
+        SettingsError: the key cannot be read.
     """
     description = described(evidence)
     start = hashlib.sha256()
@@ -74,24 +79,28 @@ def certificate_of(evidence: Evidence, *, model: bytes, comparison: Comparison |
         "software": software(str(evidence.settings["device"])),
         "derivable": evidence.settings.get("apart") or "from the evidence and the source",
     }
-    return canonical_json(content)
+    return signed(content, credentials)
 
 
-def certified(path: Path, evidence: Evidence, comparison: Comparison | None = None) -> Callable[[bytes], str]:
+def certified(
+    path: Path, evidence: Evidence, credentials: Path | None, comparison: Comparison | None = None
+) -> Callable[[bytes], str]:
     """What makes the certificate of a file's bytes, and writes it and its evidence beside the file.
 
-    Where receipts do not state what was charged it makes none, and warns: what was paid for is not lost with it.
+    Where receipts do not state what was charged, or the key is gone, it makes none, and warns: what was paid for is not
+    lost with it.
 
     Args:
         path: of the file.
         evidence: of it.
+        credentials: see `certificate_of`.
         comparison: see `certificate_of`.
     """
 
     def certify(model: bytes) -> str:
         try:
-            certificate = certificate_of(evidence, model=model, comparison=comparison)
-        except InvalidValue as error:
+            certificate = certificate_of(evidence, model=model, comparison=comparison, credentials=credentials)
+        except (InvalidValue, SettingsError) as error:
             _log.warning("%s has no certificate: %s", path, error)
             return ""
         write_public(path.with_suffix(CERTIFICATE_SUFFIX), certificate)
@@ -110,13 +119,13 @@ def gain_of(comparison: Comparison | None) -> Any:
 
 
 def disagreements(certificate: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
-    """What of a certificate does not follow from its evidence; gain, software and audit do not, and are as they stand.
+    """What of a certificate is not as its evidence has it; gain, software and audit do not follow, and are as they stand.
 
     Args:
         certificate: as it stands.
         again: made from the evidence.
     """
-    ours = {**again, **{name: certificate.get(name) for name in ("gain", "software", "audited")}}
+    ours = {**again, **{name: certificate.get(name) for name in ("gain", "software", "audited", SIGNED)}}
     differing = [name for name in {**ours, **certificate} if ours.get(name) != certificate.get(name)]
     claims = {each["run"]: each["epsilon_alone"] for each in again["releases"]}
     audit = [] if ours["audited"] == NOT_AUDITED else ours["audited"]

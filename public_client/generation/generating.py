@@ -89,7 +89,9 @@ def generate(
         settings |= {"seed": seed, "device": fitting.device.type, "own": extractor is not None}
         settings |= {"purpose": curator.purpose, "apart": by_processes()}
         fitted = replace(
-            fitted, evidence=lambda: Evidence.of([module], plan.record_shape, settings, "", recording.content())
+            fitted,
+            evidence=lambda: Evidence.of([module], plan.record_shape, settings, "", recording.content()),
+            credentials=curator.credentials,
         )
     return fitted.with_facts(facts).on(fitting.device)
 

@@ -69,6 +69,7 @@ class Generator:
         chosen_labels: a row's label is the labeller's likeliest class; False: one drawn with its probabilities.
         facts: where it comes from: guarantee, neighbours, accountant, method, seeds, receipts; plain values.
         evidence: makes what it follows from; None of one that was read.
+        credentials: of the connection; their key signs the certificate.
     """
 
     decoder: Extractor
@@ -84,6 +85,7 @@ class Generator:
     chosen_labels: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
     evidence: Callable[[], Evidence] | None = None
+    credentials: Path | None = None
 
     def __post_init__(self) -> None:
         classes, values = len(self.shares), math.prod(self.record_shape)
@@ -212,7 +214,7 @@ class Generator:
         metadata["law"] = json.dumps(law | {"schema": None if self.schema is None else self.schema.to_json()})
         metadata["facts"] = json.dumps(dict(self.facts), sort_keys=True)
         data, path = model_bytes(tensors, metadata), Path(path)
-        certificate = "" if self.evidence is None else certified(path, self.evidence())(data)
+        certificate = "" if self.evidence is None else certified(path, self.evidence(), self.credentials)(data)
         if certificate:
             data = model_bytes(tensors, metadata | {CERTIFICATE: certificate})
         write_public(path, data)

@@ -218,6 +218,7 @@ def adapt(
             settings |= {"contract": None if contract is None else contract.to_bytes().hex(), "apart": by_processes()}
             settings["seed"], parts = seed, (start.extractor, start.classifier)
             reached.evidence = lambda: Evidence.of(parts, shape, settings, source_digest, recording.content())
+            reached.credentials = own.curator.credentials
         return reached
 
     if len(named) == 1:

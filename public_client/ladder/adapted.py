@@ -71,6 +71,7 @@ class Adapted:
         lost: why a hospital among several was not asked to the end of its first rung; its model is the team's own.
         history: of the last rung.
         evidence: makes what the model follows from; None where nothing was recorded.
+        credentials: of the connection; their key signs the certificate.
     """
 
     ladder: Ladder
@@ -82,6 +83,7 @@ class Adapted:
     lost: DpswdError | None = None
     history: list[HistoryPoint] = field(default_factory=list)
     evidence: Callable[[], Evidence] | None = None
+    credentials: Path | None = None
 
     @property
     def outcome(self) -> str:
@@ -151,7 +153,7 @@ class Adapted:
             classifier=self.model.classifier.cpu(),
             record_shape=plan.record_shape,
             plan=plan,
-            certify=None if self.evidence is None else certified(path, self.evidence(), self.comparison),
+            certify=self.evidence and certified(path, self.evidence(), self.credentials, self.comparison),
         )
         return path
 

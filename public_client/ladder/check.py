@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator.recording import Replaying
 from dpswd.public_client.curator.stub import Curator
+from dpswd.public_client.curator.transport import Transport
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import collect, source_loader
 from dpswd.public_client.evidence.certificate import (
@@ -29,11 +30,12 @@ from dpswd.public_client.evidence.certificate import (
     software,
 )
 from dpswd.public_client.evidence.evidence import GENERATOR, LADDER, Evidence, digest_of, planned
+from dpswd.public_client.evidence.signature import DRY_RUN, signature_problems, signer_in_words
 from dpswd.public_client.generation import Generator, generation_kinds, load_generator
 from dpswd.public_client.generation.generating import generate
 from dpswd.public_client.ladder.adapt import adapt
 from dpswd.public_client.methods import method_kinds
-from dpswd.shared.books.chain_checks import Finding, Tampering
+from dpswd.shared.books.chain_checks import Finding, Tampering, read_export
 from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, rounded
 from dpswd.shared.core.ledger.keys import LedgerKeys, PinnedKey
 from dpswd.shared.core.ledger.receipts import SignedEntry, sha256
@@ -66,7 +68,7 @@ class Checked:
         last = self.evidence.settings.get("apart") or "not derived again (--source)"
         last = "derived again, bit for bit" if self.derived else last
         cost = f"epsilon {rounded(of['epsilon'], up=True)} at delta {of['delta']:g}"
-        return f"made from {len(self.entries)} receipts, {cost}; {last}"
+        return f"made from {len(self.entries)} receipts, {cost}; {signer_in_words(self.certificate)}; {last}"
 
     @property
     def entries(self) -> list[SignedEntry]:
@@ -78,12 +80,16 @@ class Checked:
         self.findings.append(Finding(tampering=kind, seq=0, text=text))
 
 
-def check(path: str | Path, *, key: PinnedKey) -> Checked:
+def check(
+    path: str | Path, *, key: PinnedKey, credentials: Path | None = None, ledger: Sequence[str] = ()
+) -> Checked:
     """Holds a model's file, its certificate and its evidence against each other and against the ledger's key.
 
     Args:
         path: of the model; certificate and evidence stand beside it.
         key: the ledger's raw Ed25519 key, 32 bytes, as the hospital gave it over another way, or its keys.
+        credentials: directory with ca.crt, the hospital's authority, against which the signer is held.
+        ledger: lines of a view or an export, against which the signer is held.
 
     Raises:
         DataInvalid: a file is missing, or is none of its kind.
@@ -118,6 +124,9 @@ def check(path: str | Path, *, key: PinnedKey) -> Checked:
             checked.note(text, Tampering.FORGED)
         if run.opening.reply.run_id not in listed:
             checked.note(f"run {run.opening.reply.run_id} was charged, and the certificate does not list it")
+    own_entries = [entry for entry in read_export(ledger)[0] if entry.signed_by(keys)]
+    for text in signature_problems(certificate, _signing_client(checked), credentials, own_entries):
+        checked.note(text, Tampering.FORGED)
     if not checked.findings:
         again = json.loads(certificate_of(evidence, model=bare, comparison=None))
         for text in disagreements(certificate, again):
@@ -138,23 +147,15 @@ def derive(path: str | Path, checked: Checked, model: Any = None, source: Any = 
     path, settings, evidence = Path(path), checked.evidence.settings, checked.evidence
     if settings.get("apart"):
         return
-    batches: Batches = source
-    if isinstance(source, (tuple, list)) and len(source) == 2:
-        pair = Labelled(torch.as_tensor(source[0]).float(), torch.as_tensor(source[1]).long())
-        batches = source_loader(pair, batch_size=settings["batch_size"] or _USUAL_BATCH, seed=settings["seed"])
-        if settings["kind"] == LADDER or settings["batch_size"] is None:
-            batches = list(batches)
+    batches = source_batches(settings, source)
     if settings["kind"] != GENERATOR and digest_of(batches, seed=settings["seed"]) != evidence.source:
         checked.note("the source is another one than the model was adapted with")
         return
-    replaying = Replaying(evidence.stored(), published=json.loads(settings.get("plan", "{}")).get("published", False))
+    replaying = Replaying(evidence.stored(), published=_published(settings))
     with tempfile.TemporaryDirectory() as folder:
-        again, gain = Path(folder) / path.name, NOT_MEASURED
+        again, summed_up = Path(folder) / path.name, STATISTICS in metadata_of(path.read_bytes())
         try:
-            if settings["kind"] == GENERATOR:
-                _generated(settings, replaying, model).save(again)
-            else:
-                gain = _derived(settings, evidence, replaying, model, batches, path, again)
+            gain = derive_by(replaying, evidence, again, model=model, batches=batches, summed_up=summed_up)
         except DpswdError as error:
             checked.note(f"the file cannot be derived again: {error}{_elsewhere(checked)}")
             return
@@ -169,12 +170,55 @@ def derive(path: str | Path, checked: Checked, model: Any = None, source: Any = 
             checked.note(f"derived again the model is another: {reasons}{_elsewhere(checked)}")
 
 
-def _derived(
-    settings: Mapping[str, Any], evidence: Evidence, replies: Replaying, model: Any, batches: Batches, path: Path,
-    to: Path,
-) -> Any:  # fmt: skip
-    """Writes the model that follows from the replies, and gives its measured gain."""
-    shape, hospital = tuple(collect(batches, most=1).images.shape[1:]), Hospital(Curator(replies))
+def source_batches(settings: Mapping[str, Any], source: Any) -> Batches:
+    """The public source as the file was made with it.
+
+    Args:
+        settings: of the evidence.
+        source: see `derive`.
+    """
+    batches: Batches = source
+    if isinstance(source, (tuple, list)) and len(source) == 2:
+        pair = Labelled(torch.as_tensor(source[0]).float(), torch.as_tensor(source[1]).long())
+        batches = source_loader(pair, batch_size=settings["batch_size"] or _USUAL_BATCH, seed=settings["seed"])
+        if settings["kind"] == LADDER or settings["batch_size"] is None:
+            batches = list(batches)
+    return batches
+
+
+def _published(settings: Mapping[str, Any]) -> bool:
+    return bool(json.loads(settings.get("plan", "{}")).get("published", False))
+
+
+def _signing_client(checked: Checked) -> str | None:
+    """Whose receipts they are, where that client has a key; a published release is read by anybody."""
+    if checked.findings or _published(checked.evidence.settings):
+        return None
+    client = str(checked.entries[0].payload.get("client"))
+    return None if client == DRY_RUN else client
+
+
+def derive_by(
+    answers: Transport, evidence: Evidence, to: Path, *, model: Any, batches: Batches, summed_up: bool
+) -> Any:
+    """Writes the file that follows from a curator's answers, without a certificate.
+
+    Args:
+        answers: the stored ones, or a curator that is asked alike.
+        evidence: of the file that was delivered; its own replies are not read.
+        to: where the file is written.
+        model: see `derive`.
+        batches: of the public source; a generator has none.
+        summed_up: whether statistics of the source stand in it.
+
+    Returns:
+        Its measured gain, as a certificate states it.
+    """
+    settings = evidence.settings
+    if settings["kind"] == GENERATOR:
+        _generated(settings, answers, model).save(to)
+        return NOT_MEASURED
+    shape, hospital = tuple(collect(batches, most=1).images.shape[1:]), Hospital(Curator(answers))
     evidence.give((model.extractor, model.classifier), shape)
     contract = settings["contract"] and DataContract.from_bytes(bytes.fromhex(settings["contract"]))
     common: dict[str, Any] = {"contract": contract, "device": settings["device"], "seed": settings["seed"]}
@@ -188,16 +232,16 @@ def _derived(
     adaptation = DomainAdaptation(
         model.extractor, model.classifier, hospital=hospital, plan=plan, source_epochs=0, **common
     ).fit(batches, progress=False)
-    adaptation.save(to, summed_up=STATISTICS in metadata_of(path.read_bytes()), certify=False)
+    adaptation.save(to, summed_up=summed_up, certify=False)
     return NOT_MEASURED
 
 
-def _generated(settings: Mapping[str, Any], replies: Replaying, extractor: Any) -> Generator:
-    """The generator that follows from the replies."""
+def _generated(settings: Mapping[str, Any], answers: Transport, extractor: Any) -> Generator:
+    """The generator that follows from a curator's answers."""
     plan = planned(settings, generation_kinds())
     if settings["own"] and extractor is None:
         raise InvalidValue("it was fitted with an extractor of the team's own; name it (--network, --model)")
-    curator = Curator(replies, purpose=settings["purpose"])
+    curator = Curator(answers, purpose=settings["purpose"])
     made = generate(
         curator, plan, extractor=extractor, seed=settings["seed"], device=settings["device"], progress=False
     )

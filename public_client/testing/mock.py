@@ -27,6 +27,7 @@ from dpswd.public_client.curator.connection import Patience
 from dpswd.public_client.curator.description import Budget, Description
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.transport import REPLIES, Exchange
+from dpswd.public_client.evidence.signature import DRY_RUN
 from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core import errors
 from dpswd.shared.core.ledger import receipts as chain
@@ -59,7 +60,6 @@ from dpswd.shared.sandbox.weights import check_weights, weights_from_bytes
 from dpswd.shared.seeded_noise import SeededNoise
 
 _BRIGHTNESS = 0.5  # deviation of a synthetic value: most lie in [-1, 1], as pixels and standardised columns do
-_CLIENT = "dry run"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def mock_description(
         ),
         grid_exponent=protocol.GRID_EXPONENT,
         ledger_public_key="00" * 32,  # replaced by the mock's own
-        client_name=_CLIENT,
+        client_name=DRY_RUN,
         software_version="mock",
         classes=classes,
         partly_labelled=partly_labelled,
@@ -168,6 +168,7 @@ class MockCurator(Curator):
         records: makes so many records (count, *record_shape), to imitate a data set better; or holds records (n,
             *record_shape) of one's own, from which samples are drawn with their labels; by default random numbers.
         labels: (n,) of the records, -1 for one without; by default 0, 1, ... in turn.
+        seeds: where seeds of directions come from; by default `randomness`.
 
     Attributes:
         charges: the runs that a real curator would have charged, in order.
@@ -182,6 +183,7 @@ class MockCurator(Curator):
         mechanisms: Mapping[str, AnyMechanism] | None = None,
         records: Callable[[int], Tensor] | FloatArray | None = None,
         labels: LabelArray | None = None,
+        seeds: Callable[[int], bytes] | None = None,
     ) -> None:
         super().__init__(self)
         if description.remaining <= 0.0:
@@ -209,7 +211,7 @@ class MockCurator(Curator):
         self._last: chain.SignedEntry | None = None
         self._filter: PrivacyFilter | None = None
         self._spent: Spent | None = None
-        self._randomness = randomness
+        self._randomness, self._seeds = randomness, seeds or randomness
         self._generator = torch.Generator().manual_seed(seed)
         self._held = records if isinstance(records, np.ndarray) else None
         self._made = records if callable(records) else self._synthetic
@@ -365,7 +367,7 @@ class MockCurator(Curator):
             labels=self._labels if self._data.classes else None,
             noise=SeededNoise(self._randomness(32), purpose="mock release"),  # protects nothing: nothing is here
             device=torch.device("cpu"),
-            fresh_seed=lambda: self._randomness(32),
+            fresh_seed=lambda: self._seeds(32),
             reached=lambda _: None,
         )
         payload = computed(asked, DirectSession(run.model), lab)
@@ -390,7 +392,7 @@ class MockCurator(Curator):
 
     def _signed(self, kind: str, run_id: str, request_id: str, digest: str, **more: Any) -> chain.Receipt:
         """The next entry of a chain like a ledger's, as a receipt."""
-        payload = {"run": run_id, "client": _CLIENT, "request_id": request_id, "digest": digest, **more}
+        payload = {"run": run_id, "client": DRY_RUN, "request_id": request_id, "digest": digest, **more}
         time = "2000-01-01T00:00:00.000000Z"
         self._last = chain.SignedEntry.following(self._last, kind=kind, payload=payload, time=time, sign=self._key.sign)
         return chain.Receipt.of(self._last)

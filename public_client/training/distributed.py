@@ -80,4 +80,5 @@ def shared_curators(connect: Callable[[], Mapping[str, Curator]]) -> dict[str, C
 def _shared(own: Curator | None) -> Curator:
     if own is None:
         return Curator(SharedTransport(None))
-    return Curator(SharedTransport(own.transport), receipts=own.receipts, purpose=own.purpose)
+    transport = SharedTransport(own.transport)
+    return Curator(transport, receipts=own.receipts, purpose=own.purpose, credentials=own.credentials)

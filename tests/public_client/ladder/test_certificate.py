@@ -132,7 +132,7 @@ def test_the_certificate_says_what_the_receipts_state_and_nothing_of_a_gain_that
     assert [each["run"] for each in content["releases"]] == [run.opening.reply.run_id for run in evidence.runs()]
     assert set(content) == {
         "format", "made_by", "model", "team_model", "source", "evidence", "hospital", "privacy", "releases", "gain",
-        "conditions", "derivable", "audited",
+        "conditions", "derivable", "audited", "signed",
         "software",
     }  # fmt: skip
 
