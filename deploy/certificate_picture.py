@@ -18,10 +18,11 @@ ROWS = {  # by key of the certificate: what stands there, in words
     "hospital": "the data set, and the ledger's public key",
     "privacy": "epsilon and delta in all, unit, neighbours, composition",
     "releases": "every mechanism with its noise and epsilon",
-    "audited": "what 2,000 canaries prove of each, or \u201cnot audited\u201d",
+    "audited": "what canaries prove of each, and inference from the file, or \u201cnot audited\u201d",
     "gain": "accuracy at this hospital with its error and price, or \u201cnot measured\u201d",
     "conditions": "what the recipient must not do",
     "derivable": "from what the file can be derived again",
+    "signed": "by the team\u2019s key that the hospital certified, over each line\u2019s digest",
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,31 +16,40 @@ if TYPE_CHECKING:
     from dpswd.public_client.curator.verify import VerifyReport
 
 EXIT_FINDINGS = 13
+_KEY_HELP = "The pinned ledger key.  [default: ledger.pub as found]"
+
+
+def _derivation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--source --label --network --model``: with what an adapted model began."""
+    for option in (
+        click.option("--model", type=click.Path(path_type=Path), help="As of train."),
+        click.option("--network", help="As of train."),
+        click.option("--label", help="As of train."),
+        click.option("--source", type=FILE, help="Derives an adapted model again from it; a generator needs none."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("receipts", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--ledger", "ledger", type=FILE, default=None, help="The operator's `ledger export --client NAME`.")
 @click.option("--earlier", "earlier", type=FILE, multiple=True, help="An export that was kept from before; repeat.")
-@click.option("--key", "key", type=FILE, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
-@click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub.")
-@click.option("--source", type=FILE, help="Derives an adapted model again from it; a generator needs none.")
-@click.option("--label", help="As of train.")
-@click.option("--network", help="As of train.")
-@click.option("--model", type=click.Path(path_type=Path), help="As of train.")
+@click.option("--key", "key", type=FILE, default=None, help=_KEY_HELP)
+@click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub, and ca.crt of whoever signed.")
+@_derivation_options
 @click.option("--partial", is_flag=True, help="These receipts are not all: answers without one are no finding.")
 @format_option
 @click.pass_context
 def verify(
-    context: click.Context, receipts: tuple[Path, ...], ledger: Path | None, earlier: tuple[Path, ...], key: Path |
-    None, credentials: Path | None, source: Path | None, label: str | None, network: str | None, model: Path | None,
-    partial: bool, output: str,
+    context: click.Context, /, receipts: tuple[Path, ...], ledger: Path | None, earlier: tuple[Path, ...], key: Path |
+    None, credentials: Path | None, partial: bool, output: str, **given: Any,
 ) -> None:  # fmt: skip
     """Checks RECEIPTS (files or run directories) by themselves and against an export of the ledger. Offline.
 
     A release that a hospital published is checked like them: its signature, its two receipts and all digests.
 
-    So is an adapted model or a generator (.safetensors).
+    So is an adapted model or a generator (.safetensors): who signed its certificate, and what was changed since.
 
     Finds edits, deletions, reordering, truncation, a rollback to an older backup, and answers that nobody here
     received. Ends with exit code 13 when something is wrong.
@@ -58,7 +68,8 @@ def verify(
     for path in models:
         from dpswd.public_client.experiments.deriving import check_adapted
 
-        checked = check_adapted(path, key=public_key, source=source, label=label, network=network, model=model)
+        view = [] if ledger is None else _lines(ledger)
+        checked = check_adapted(path, key=public_key, credentials=credentials, ledger=view, **given)
         entries, unreadable = entries + checked.entries, unreadable + checked.findings
         if output == "text" and not checked.findings:
             files.append(f"{path}: {checked}")
@@ -87,32 +98,56 @@ def verify(
 
 @click.command()
 @click.argument("path", type=FILE)
-@click.option("--key", "key", type=FILE, default=None, help="The pinned ledger key.  [default: ledger.pub as found]")
-@click.option("--credentials", type=DIRECTORY, help="Directory with ledger.pub.")
+@click.option("--key", "key", type=FILE, default=None, help=_KEY_HELP)
+@click.option("--credentials", type=DIRECTORY, help="Of whoever signed the certificate, to sign it again.")
+@_derivation_options
+@click.option("--trials", type=click.IntRange(8), help="Files of each stand-in.  [default: 200; 100 if they take long]")
 @format_option
 @click.pass_context
-def audit(context: click.Context, path: Path, key: Path | None, credentials: Path | None, output: str) -> None:
+def audit(
+    context: click.Context, /, path: Path, key: Path | None, credentials: Path | None, trials: int | None, output: str,
+    **given: Any,
+) -> None:  # fmt: skip
     """Attacks the mechanisms of PATH's releases here, at their noise, with 2,000 canaries each. Offline.
 
-    PATH is an adapted model or a generator. What is proved is written into its certificate, beside what was charged.
+    PATH is an adapted model or a generator. With --source, or of a generator, PATH itself is attacked as well: by
+    membership and attribute inference on files that are made like it, of hospitals that stand in.
+
+    What is proved is written into its certificate, beside what was charged, and signed again.
 
     Ends with exit code 13 when PATH does not verify, or a charge is refuted (false alarms: one in a million).
     """
     from dpswd.public_client.curator.verify import pinned_key
+    from dpswd.public_client.evidence.signature import signs_again
+    from dpswd.public_client.experiments.deriving import begun_with
     from dpswd.public_client.ladder.check import check
-    from dpswd.public_client.testing.audit import audited, in_words, write_audit
+    from dpswd.public_client.testing.artefacts import attacked
+    from dpswd.public_client.testing.audit import audited, in_words, with_earlier, write_audit
 
-    checked = check(path, key=pinned_key(given=key, credentials=credentials, receipts=[path]))
+    keys = pinned_key(given=key, credentials=credentials, receipts=[path])
+    checked = check(path, key=keys, credentials=credentials)
     rows = [] if checked.findings else audited(checked.evidence)
+    if rows and (needed := begun_with(checked, **given)) is not None and not checked.evidence.settings.get("apart"):
+        model, source = needed
+        rows += attacked(
+            path, checked, model=model, source=source, trials=trials, progress=output == "text", announce=_say
+        )
     refuted = any(row.get("refuted") for row in rows)
-    if rows and not refuted:
-        write_audit(path, checked.certificate, rows)
-    texts = [finding.text for finding in checked.findings]
-    if isinstance(before := checked.certificate.get("audited"), list) and rows and before != rows:
-        texts.append("an audit that stood there says otherwise; it is replaced")
-    tell(output, {"audited": rows, "findings": texts}, "\n".join([*texts, *map(in_words, rows)]))
+    texts, notes = [finding.text for finding in checked.findings], []
+    if rows:
+        whole, otherwise = with_earlier(checked.certificate["audited"], rows)
+        texts += ["an audit that stood there says otherwise; it is replaced"] if otherwise else []
+        if not refuted and signs_again(checked.certificate, credentials):
+            write_audit(path, checked.certificate, whole, credentials)
+        elif not refuted:
+            notes.append("not written into the certificate: whoever signed it signs it again, with --credentials")
+    tell(output, {"audited": rows, "findings": texts}, "\n".join([*texts, *map(in_words, rows), *notes]))
     if texts or refuted:
         context.exit(EXIT_FINDINGS)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _tell(report: VerifyReport, findings: tuple[Finding, ...], files: list[str]) -> None:

@@ -119,7 +119,7 @@ def gain_of(comparison: Comparison | None) -> Any:
 
 
 def disagreements(certificate: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
-    """What of a certificate is not as its evidence has it; gain, software and audit do not follow, and are as they stand.
+    """What of a certificate is not as its evidence has it; gain, software and audit are as they stand, and signed.
 
     Args:
         certificate: as it stands.
@@ -128,10 +128,11 @@ def disagreements(certificate: Mapping[str, Any], again: Mapping[str, Any]) -> I
     ours = {**again, **{name: certificate.get(name) for name in ("gain", "software", "audited", SIGNED)}}
     differing = [name for name in {**ours, **certificate} if ours.get(name) != certificate.get(name)]
     claims = {each["run"]: each["epsilon_alone"] for each in again["releases"]}
+    claims[None] = again["privacy"]["epsilon"]  # of the file, which no run is named for
     audit = [] if ours["audited"] == NOT_AUDITED else ours["audited"]
     try:
         differing += [] if set(ours["software"]) == set(again["software"]) else ["software"]
-        sound = not any(row["claim"] != claims[row["run"]] or row.get("refuted") for row in audit)
+        sound = not any(row["claim"] != claims[row.get("run")] or row.get("refuted") for row in audit)
     except (KeyError, TypeError, AttributeError):
         sound = False
     if differing:

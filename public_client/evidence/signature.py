@@ -52,7 +52,8 @@ def signer_of(content: Mapping[str, Any]) -> x509.Certificate | None:
     Raises:
         InvalidValue: what stands there is no signature, or that of another key or of other digests.
     """
-    if (stated := content.get(SIGNED)) == NOBODY:
+    stated: Any = content.get(SIGNED)
+    if stated == NOBODY:
         return None
     try:
         signer = x509.load_pem_x509_certificate(stated["certificate"].encode("ascii"))
@@ -92,9 +93,9 @@ def signature_problems(
     name = common_name(signer.subject)
     if client not in (None, name):
         yield f"{name!r} signed the certificate, and the receipts are those of {client!r}"
-    if credentials is not None and (path := credentials / AUTHORITY).is_file():
-        if not issued_by(signer, read_certificate(path)):
-            yield f"the key of {name!r}, who signed, was not certified by the authority in {path}"
+    path = None if credentials is None else credentials / AUTHORITY
+    if path is not None and path.is_file() and not issued_by(signer, read_certificate(path)):
+        yield f"the key of {name!r}, who signed, was not certified by the authority in {path}"
     bound = {entry.payload.get("fingerprint") for entry in ledger if entry.payload.get("client") == name}
     if ledger and fingerprint(signer) not in bound:
         yield f"the ledger never bound {name!r} to the key that signed (certificate {fingerprint(signer)})"
@@ -106,6 +107,14 @@ def signer_in_words(content: Mapping[str, Any]) -> str:
     if signer is None:
         return f"signed {NOBODY}"
     return f"signed by {common_name(signer.subject)!r} (certificate {fingerprint(signer)[:16]})"
+
+
+def signs_again(content: Mapping[str, Any], credentials: Path | None) -> bool:
+    """Whether these credentials are the signer's; where nobody signed, nobody needs to."""
+    signer = signer_of(content)
+    if signer is None or credentials is None or not (credentials / KEY).is_file():
+        return signer is None
+    return signer.subject == read_certificate(credentials / CERTIFICATE).subject
 
 
 def _digests(content: Mapping[str, Any]) -> dict[str, str]:

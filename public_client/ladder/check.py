@@ -75,14 +75,12 @@ class Checked:
         """The receipts, to be held against a ledger."""
         return [entry for run in self.evidence.runs() for entry in run.entries]
 
-    def note(self, text: str, kind: Tampering = Tampering.INCONSISTENT) -> None:
-        """One finding more."""
-        self.findings.append(Finding(tampering=kind, seq=0, text=text))
+    def note(self, *texts: str, kind: Tampering = Tampering.INCONSISTENT) -> None:
+        """Findings more."""
+        self.findings += [Finding(tampering=kind, seq=0, text=text) for text in texts]
 
 
-def check(
-    path: str | Path, *, key: PinnedKey, credentials: Path | None = None, ledger: Sequence[str] = ()
-) -> Checked:
+def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, ledger: Sequence[str] = ()) -> Checked:
     """Holds a model's file, its certificate and its evidence against each other and against the ledger's key.
 
     Args:
@@ -118,19 +116,18 @@ def check(
         checked.note("the evidence is not the one that was certified")
     keys = LedgerKeys.of(key, (own := described(evidence)).key_changes)
     if bytes.fromhex(own.ledger_public_key) not in keys.every:
-        checked.note("the replies are of a curator with another ledger's key", Tampering.FORGED)
+        checked.note("the replies are of a curator with another ledger's key", kind=Tampering.FORGED)
     for run in evidence.runs():
-        for text in run.problems(keys):
-            checked.note(text, Tampering.FORGED)
+        checked.note(*run.problems(keys), kind=Tampering.FORGED)
         if run.opening.reply.run_id not in listed:
             checked.note(f"run {run.opening.reply.run_id} was charged, and the certificate does not list it")
-    own_entries = [entry for entry in read_export(ledger)[0] if entry.signed_by(keys)]
-    for text in signature_problems(certificate, _signing_client(checked), credentials, own_entries):
-        checked.note(text, Tampering.FORGED)
+    entries = [entry for entry in read_export(ledger)[0] if entry.signed_by(keys)]
+    checked.note(
+        *signature_problems(certificate, _signing_client(checked), credentials, entries), kind=Tampering.FORGED
+    )
     if not checked.findings:
         again = json.loads(certificate_of(evidence, model=bare, comparison=None))
-        for text in disagreements(certificate, again):
-            checked.note(text)
+        checked.note(*disagreements(certificate, again))
     return checked
 
 

@@ -22,7 +22,7 @@ import datetime as dt
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ import torch
 from scipy.stats import beta, multivariate_normal, norm
 from torch import Tensor
 
-from dpswd.public_client.curator.description import Budget, Description
+from dpswd.public_client.curator.description import Description
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
@@ -44,16 +44,19 @@ from dpswd.public_client.ladder.check import Checked, derive_by, source_batches
 from dpswd.public_client.testing.canaries import CERTAIN, CONFIDENCE
 from dpswd.public_client.testing.mock import MockCurator
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
-from dpswd.shared.core.errors import DpswdError
+from dpswd.shared.core.errors import DpswdError, InvalidValue
 from dpswd.shared.core.privacy.budget import MAX_EPSILON
-from dpswd.shared.core.privacy.event_json import event_from_json, event_to_json
+from dpswd.shared.core.privacy.event_json import event_from_json
 from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
 from dpswd.shared.models.adapted import read_adapted
 
-TRIALS = 200
+MOST_TRIALS, LEAST_TRIALS, MINUTES = 200, 100, 10
+"""Files of each world where nobody says how many: the most, the least, and what time limits between them."""
 MEMBERSHIP, ATTRIBUTE = "membership", "attribute"
 MOVES = (0.0, 1.5, 3.0, 0.7)
 """Deviations by which a source is moved, in the order in which they are tried."""
+
+_FARTHER = 2.0  # than the source's furthest record: clipped, whatever is read of it
 _ROWS = 2000
 _MOST = 2**20
 _SPREAD = 1e-6  # added to variances: a statistic may be the same in every shadow
@@ -85,10 +88,11 @@ class StandIn:
         chosen = np.random.default_rng(0).integers(len(records), size=description.records)
         deviation = records.std(dim=0, unbiased=False)
         held, kinds = records[chosen] + move * deviation, labels[chosen]
-        far = ((held - held.mean(dim=0)) / deviation.clamp(min=1e-6 + 0.1 * float(deviation.mean()))).flatten(1)
-        first = int(torch.linalg.vector_norm(far, dim=1).argmax())
-        opposite = int((far @ far[first]).argmin())
-        ones, own = held[[opposite, first, first]].clone(), kinds[[opposite, first, first]].clone()
+        middle = held.mean(dim=0)
+        far = (held - middle) / deviation.clamp(min=1e-6 + 0.1 * float(deviation.mean()))
+        first = int(torch.linalg.vector_norm(far.flatten(1), dim=1).argmax())
+        away = _FARTHER * (held[first] - middle)
+        ones, own = middle + torch.stack([-away, away, away]), kinds[[first, first, first]]
         if description.classes > 1:
             own[2] = (own[1] + 1) % description.classes
         else:
@@ -127,7 +131,7 @@ class StandIn:
 
 
 def attacked(
-    path: Path, checked: Checked, *, model: Any, source: Any, trials: int = TRIALS, progress: bool = True,
+    path: Path, checked: Checked, *, model: Any, source: Any, trials: int | None = None, progress: bool = True,
     announce: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """What membership and attribute inference prove of a delivered file.
@@ -137,7 +141,7 @@ def attacked(
         checked: of it, without findings.
         model: see `derive`.
         source: see `derive`.
-        trials: files of each world, half of them as shadows.
+        trials: files of each world, half of them as shadows; None for as many as `MINUTES` allow.
         progress: shows a bar.
         announce: is told how long it will take.
 
@@ -154,6 +158,8 @@ def attacked(
     with tempfile.TemporaryDirectory() as folder:
         files = _Files(evidence, Path(folder) / path.name, model, batches)
         made_of, stand_in, each_s = files.stand_in(path)
+        if trials is None:
+            trials = min(MOST_TRIALS, max(LEAST_TRIALS, int(60 * MINUTES / each_s / 3)))
         announce(f"{3 * trials} files at {each_s:.2g} s: about {math.ceil(3 * trials * each_s / 60)} minutes")
         with reporting("attacking the file", 3 * trials, shown=progress) as bar:
             worlds = [files.drawn(stand_in, world, trials, bar.advance) for world in range(3)]
@@ -195,18 +201,20 @@ class _Files:
             curator = own.curator(1, 0)
             try:
                 self._make(curator)
-            except DpswdError:
+            except DpswdError:  # of a source that is moved so far, say
                 continue
             alike = [charge.run.event for charge in curator.charges] == self._events
             fits = alike + 2 * (self._kind == GENERATOR or self._changed())
-            words = "drawn from the generator" if self._kind == GENERATOR else f"the source moved by {move:g} deviations"
-            if not alike:
-                words += ", which is asked other runs"
+            words = (
+                f"the source moved by {move:g} deviations" if self._kind != GENERATOR else "drawn from the generator"
+            )
+            words += "" if alike else ", which is asked other runs"
             if best is None or fits > best[0]:
                 best = fits, words, own, time.monotonic() - begun
             if fits == 3:
                 break
-        assert best is not None
+        if best is None:
+            raise InvalidValue("no hospital that is made of the source is answered as this one was")
         return best[1:]
 
     def drawn(self, stand_in: StandIn, world: int, trials: int, told: Callable[[str], None]) -> Values:
@@ -223,26 +231,23 @@ class _Files:
 
     def _changed(self) -> bool:
         """Whether the model is another than the team's."""
-        weights = {**_tensors(self._to)}
-        before = self._evidence.weights
+        weights, before = read_adapted(self._to).composed()[1], self._evidence.weights
         return set(weights) != set(before) or any(not torch.equal(weights[name], before[name]) for name in before)
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    return read_adapted(path).composed()[1]
 
 
 def ratios(outside: Values, inside: Values) -> tuple[Values, Values]:
     """Log-likelihood ratios of the later half of each world's statistics (N, s), by normal laws of the earlier half."""
     half = len(outside) // 2
-    laws = []
-    for own in (outside[:half], inside[:half]):
-        laws.append(multivariate_normal(own.mean(axis=0), np.cov(own.T) + _SPREAD * np.eye(own.shape[1])))
-    return tuple(np.atleast_1d(laws[1].logpdf(own[half:]) - laws[0].logpdf(own[half:])) for own in (outside, inside))
+    without, within = (
+        multivariate_normal(own.mean(axis=0), np.cov(own.T) + _SPREAD * np.eye(own.shape[1]))
+        for own in (outside[:half], inside[:half])
+    )
+    first, second = (np.atleast_1d(within.logpdf(own[half:]) - without.logpdf(own[half:])) for own in (outside, inside))
+    return first, second
 
 
 def bounds(outside: Values, inside: Values, *, delta: float, confidence: float) -> tuple[float, float]:
-    """Lower bounds on epsilon by how often ratios above 0 tell two worlds apart: whatever it is, and by a Gaussian's law.
+    """Lower bounds on epsilon by how often ratios above 0 tell two worlds: whatever it is, and by a Gaussian's law.
 
     Args:
         outside: (N,) of files of one world.

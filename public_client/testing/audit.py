@@ -11,9 +11,10 @@ from safetensors.torch import load
 
 from dpswd.public_client.evidence.certificate import CERTIFICATE_SUFFIX, described
 from dpswd.public_client.evidence.evidence import Evidence
+from dpswd.public_client.evidence.signature import signed, signer_of
 from dpswd.public_client.testing.canaries import CANARIES, CERTAIN, CONFIDENCE, DESIGNS, one_run
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
-from dpswd.shared.core.ledger.receipts import canonical_json, sha256
+from dpswd.shared.core.ledger.receipts import sha256
 from dpswd.shared.core.privacy.event_json import event_from_json
 from dpswd.shared.files import write_public
 from dpswd.shared.models.adapted import CERTIFICATE
@@ -54,23 +55,53 @@ def audited(evidence: Evidence) -> list[dict[str, Any]]:
     return rows
 
 
-def write_audit(path: Path, certificate: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes an audit into a file's certificate: beside it and inside; all else stays.
+def write_audit(
+    path: Path, certificate: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], credentials: Path | None = None
+) -> None:
+    """Writes an audit into a file's certificate: beside it and inside; all else stays, and it is signed again.
 
     Args:
         path: of the model or the generator.
         certificate: as it stands there.
-        rows: see `audited`.
+        rows: see `audited` and `attacked`.
+        credentials: of whoever signed it; where nobody did, nobody does.
     """
-    content = canonical_json({**certificate, "audited": list(rows)})
+    signer = None if signer_of(certificate) is None else credentials
+    content = signed({**certificate, "audited": list(rows)}, signer)
     data = path.read_bytes()
     metadata = metadata_of(data) | {CERTIFICATE: content.decode("ascii")}
     write_public(path, model_bytes(load(data), metadata))
     write_public(path.with_suffix(CERTIFICATE_SUFFIX), content)
 
 
+def with_earlier(before: Any, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+    """Rows with those that stood there of what was not attacked now, and whether one that was said otherwise.
+
+    Args:
+        before: what stands in the certificate.
+        rows: see `audited` and `attacked`.
+    """
+    stood = before if isinstance(before, list) else []
+    now = {_subject(row): row for row in rows}
+    otherwise = any(_figures(row) != _figures(now[_subject(row)]) for row in stood if _subject(row) in now)
+    return [*rows, *(row for row in stood if _subject(row) not in now)], otherwise
+
+
+def _subject(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row.get("run"), row.get("attack")
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("seconds", "day")}
+
+
 def in_words(row: Mapping[str, Any]) -> str:
-    """One run's line."""
+    """One run's line, or that of an attack on the file."""
+    if "attack" in row:
+        law = f"{row['lower_bound']:.3g} by a Gaussian's law, " if "lower_bound" in row else ""
+        tail = f"{row['whatever_it_is']:.3g} whatever it is{'; REFUTED' if row['refuted'] else ''}"
+        of = f"{3 * row['trials']} files of stand-ins ({row['stand_in']}) prove {law}{tail}"
+        return f"{row['attack']} in the file: epsilon {row['claim']:.3g} claimed; {of}"
     claim = f"{row['mechanism']}: epsilon {row['claim']:.3g} charged"
     if "lower_bound" not in row:
         return f"{claim}, not audited: no canaries are made for it"

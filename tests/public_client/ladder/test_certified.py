@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import shutil
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from published_site import METHOD, Site
 from published_site import network as prepared_network
 from published_site import source as prepared_source
 from safetensors.torch import load
+from signed_by_team import credentials_in
 from torch import nn
 
 from deploy import certificate_picture
@@ -26,6 +30,7 @@ from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.evidence import certificate
 from dpswd.public_client.evidence.certificate import certificate_of
 from dpswd.public_client.evidence.evidence import Evidence
+from dpswd.public_client.evidence.signature import NOBODY, SIGNED
 from dpswd.public_client.generation import Column, Gaussian, Replayed, Schema, Tabular, load_generator
 from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.ladder.check import check, derive
@@ -33,8 +38,9 @@ from dpswd.public_client.replay.views import FeatureView
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
+from dpswd.shared.core.ledger.receipts import canonical_json
 from dpswd.shared.models.adapted import CERTIFICATE
-from dpswd.shared.models.model_file import model_bytes
+from dpswd.shared.models.model_file import metadata_of, model_bytes
 
 COLUMNS, CLASSES, SEED, RECORDS = 6, 3, 4, 2000
 FILE = "made.safetensors"
@@ -58,7 +64,14 @@ def mock(shape: tuple[int, ...] = (COLUMNS,)) -> MockCurator:
     description = mock_description(records=RECORDS, record_shape=shape, epsilon=8.0, delta=1e-5, classes=CLASSES)
     records, labels = rows(RECORDS, 2)
     held = (0.5 * records).repeat(1, math.prod(shape) // COLUMNS).reshape(-1, *shape)
-    return MockCurator(description, records=lambda n: held[:n], labels=labels.numpy(), randomness=lambda n: bytes(n))
+    curator = MockCurator(description, records=lambda n: held[:n], labels=labels.numpy(), randomness=lambda n: bytes(n))
+    curator.credentials = credentials()
+    return curator
+
+
+@functools.cache
+def credentials() -> Path:
+    return credentials_in(Path(tempfile.mkdtemp()))
 
 
 @dataclass
@@ -225,6 +238,39 @@ def test_evidence_without_one_of_its_names_is_none(made, tmp_path, name):
     assert data != (made[0] / "made.evidence").read_bytes()
     with pytest.raises(DataInvalid, match="no evidence"):
         Evidence.from_bytes(data)
+
+
+def other(rng, value):
+    """A value of JSON in which one thing was changed at random."""
+    if isinstance(value, dict) and value:
+        name = rng.choice(sorted(value))
+        return value | {name: other(rng, value[name])}
+    if isinstance(value, list) and value:
+        place = int(rng.integers(len(value)))
+        return [*value[:place], other(rng, value[place]), *value[place + 1 :]]
+    if isinstance(value, str) and value:
+        place = int(rng.integers(len(value)))
+        return value[:place] + chr((ord(value[place]) - 31) % 95 + 32) + value[place + 1 :]
+    return value + 1.0 if isinstance(value, float) else [value]
+
+
+@pytest.mark.exhaustive
+def test_no_random_change_of_what_is_signed_passes(made, tmp_path):
+    """10^4 in all, of gain, software and audit alone, beside the file and in it; a signed line is named."""
+    folder, own = made
+    rng = np.random.default_rng(0)
+    for file in folder.glob("made.*"):
+        shutil.copy(file, tmp_path)
+    data, content = (tmp_path / FILE).read_bytes(), json.loads((tmp_path / "made.certificate.json").read_text())
+    tensors, metadata = load(data), metadata_of(data)
+    for _ in range(10_000 // len(KINDS) + 1):
+        name = rng.choice(["gain", "software", "audited"])
+        anew = canonical_json(content | {name: other(rng, content[name])})
+        (tmp_path / "made.certificate.json").write_bytes(anew)
+        (tmp_path / FILE).write_bytes(model_bytes(tensors, metadata | {CERTIFICATE: anew.decode()}))
+        texts = "; ".join(finding.text for finding in check(tmp_path / FILE, key=own.key).findings)
+        if content[SIGNED] != NOBODY:
+            assert f"changed after it was signed: {name}" in texts
 
 
 @pytest.mark.exhaustive
