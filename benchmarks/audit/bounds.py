@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
 from benchmarks.audit.delta import run_delta
+from dpswd.public_client.testing.artefacts import upper_limit
 from dpswd.shared.accounting import pld
 from dpswd.shared.core.privacy.events import RunEvent
 
@@ -52,12 +53,7 @@ class Evidence:
 
 def lower_limit(hits: int, trials: int, alpha: float) -> float:
     """Clopper-Pearson: the rate is at least this, wrong with probability at most alpha."""
-    return 0.0 if hits == 0 else float(beta.ppf(alpha, hits, trials - hits + 1))
-
-
-def upper_limit(hits: int, trials: int, alpha: float) -> float:
-    """Clopper-Pearson: the rate is at most this, wrong with probability at most alpha."""
-    return 1.0 if hits == trials else float(beta.ppf(1.0 - alpha, hits + 1, trials - hits))
+    return 1.0 - upper_limit(trials - hits, trials, alpha)
 
 
 def evidence(

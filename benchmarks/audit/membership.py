@@ -25,9 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.stats import multivariate_normal
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,6 +41,7 @@ from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.public_client.generation.schema import Column, Schema
 from dpswd.public_client.generation.tabular import Tabular
 from dpswd.public_client.methods import Normalisation, Recalibrate, Replay, Statistics
+from dpswd.public_client.testing.artefacts import ATTRIBUTE, MEMBERSHIP, Values, ratios
 from dpswd.public_client.training.method import Method
 
 RESULTS = Path(__file__).parents[1] / "results" / "audit-membership.json"
@@ -56,12 +55,7 @@ SCHEMA = Schema(
 )
 METHOD = Tabular(schema=SCHEMA, fitted_rows=500, updates=30)
 BROKEN = "noise left out"
-_SPREAD = 1e-6  # added to variances: a statistic may be the same in every shadow
 
-Values = npt.NDArray[np.float64]
-
-
-MEMBERSHIP, ATTRIBUTE = "membership", "attribute"
 _COLUMNS, _SITE, _FAR = 4, 200, 3.0  # of the rungs' tables: columns, the hospital's records, the odd record's values
 
 
@@ -116,12 +110,11 @@ def trained() -> tuple[nn.Module, nn.Module]:
 
 
 class SameDirections(HeldRecords):
-    """Of one step: the noise has a seed of its own, and directions, which are public, are the same each time."""
+    """The noise has a seed of its own, and directions, which are public, are the same each time."""
 
     def __init__(self, site: Site, *, classes: int, delta: float, seed: int) -> None:
         super().__init__(site, classes=classes, delta=delta, seed=seed)
-        seeds = iter((self._randomness(32), bytes(32)))  # first the noise's is asked for, then the directions'
-        self._randomness = lambda _: next(seeds)
+        self._seeds = bytes
 
 
 def of_rung(
@@ -167,16 +160,6 @@ ARTEFACTS: Mapping[str, Callable[[str, bool, int], Values]] = {
         kind=SameDirections,
     ),
 }
-
-
-def ratios(outside: Values, inside: Values) -> tuple[Values, Values]:
-    """Log-likelihood ratios of the later half of each world's statistics (N, s), by normal laws of the earlier half."""
-    half = len(outside) // 2
-    laws = [
-        multivariate_normal(own[:half].mean(axis=0), np.cov(own[:half].T) + _SPREAD * np.eye(own.shape[1]))
-        for own in (outside, inside)
-    ]
-    return tuple(np.atleast_1d(laws[1].logpdf(own[half:]) - laws[0].logpdf(own[half:])) for own in (outside, inside))
 
 
 def measured(artefact: str, secret: str, curator: str, *, trials: int, seed: int) -> Row:
