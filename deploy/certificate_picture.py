@@ -44,7 +44,7 @@ def picture() -> str:
     end = TOP + ROW * len(ROWS)
     parts.append(f'<line x1="40" y1="{end - 12}" x2="{WIDTH - 40}" y2="{end - 12}" stroke="#334155"/>')
     parts.append(
-        f'<text x="40" y="{end + 20}" fill="#1e293b">dpswd-client verify: signatures, ledger and budget hold, '
+        f'<text x="40" y="{end + 20}" fill="#1e293b">dpswd-client check: signatures, ledger and budget hold, '
         "and the model is derived again, bit for bit.</text>"
     )
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -195,7 +195,7 @@ def move(home: HomeDirectory, reason: str) -> None:
 def export(home: HomeDirectory, out: Path | None, name: str | None) -> None:
     """Every entry with its signature, one JSON object per line, for an auditor; or, with --client, a client's view.
 
-    A client holds its receipts against its view with `dpswd-client verify --ledger FILE`. The whole export names every
+    A client holds its receipts against its view with `dpswd-client check --ledger FILE`. The whole export names every
     client and every reason that the operator gave; it is not meant for clients.
     """
     if out is not None and out.exists():

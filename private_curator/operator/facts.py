@@ -180,7 +180,7 @@ class RunFacts:
         weights: SHA-256 of its weights.
         request_id: of the client.
         entry: its place in the ledger.
-        receipt: the signed charge, a line that `dpswd-client verify` reads.
+        receipt: the signed charge, a line that `dpswd-client check` reads.
     """
 
     run_id: str

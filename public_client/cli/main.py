@@ -18,8 +18,8 @@ _COMMANDS = {
     "plan": ("dpswd.public_client.cli.hospital", "plan"),
     "init": ("dpswd.public_client.cli.certificates", "init"),
     "certificate": ("dpswd.public_client.cli.certificates", "certificate"),
-    "verify": ("dpswd.public_client.cli.verification", "verify"),
-    "audit": ("dpswd.public_client.cli.verification", "audit"),
+    "check": ("dpswd.public_client.cli.checking", "check"),
+    "audit": ("dpswd.public_client.cli.checking", "audit"),
     "prepare": ("dpswd.public_client.cli.preparing", "prepare"),
     "train": ("dpswd.public_client.cli.training", "train"),
     "requests": ("dpswd.public_client.cli.budgets", "requests"),
@@ -57,7 +57,7 @@ class _LazyGroup(Commands):
     """A group whose commands are imported by name."""
 
     sections: ClassVar = {
-        "Every day": ("describe", "plan", "train", "evaluate", "generate", "verify"),
+        "Every day": ("describe", "plan", "train", "evaluate", "generate", "check"),
         "Sometimes": ("demo", "init", "requests", "prepare", "export", "certificate", "audit"),
         "Rarely": ("settings",),
     }
@@ -117,7 +117,7 @@ def page_of(error: errors.DpswdError) -> str | None:
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 done, 2 wrong usage, 3 settings, 4 data, 7 no such run, 8 refused by the accountant, "
-    "9 wrong value, 10 any other refusal, 11 curator unavailable, 12 credentials refused, 13 verify or audit found "
+    "9 wrong value, 10 any other refusal, 11 curator unavailable, 12 credentials refused, 13 check or audit found "
     "something, 1 a defect, 130 interrupted.",
 )
 @click.version_option(package_name="dpswd", prog_name="dpswd-client")

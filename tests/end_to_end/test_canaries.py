@@ -387,7 +387,7 @@ def _operators_commands(site):
         site.operator(*arguments)
     view = site.directory / "view.jsonl"
     site.operator("ledger", "export", "--client", CLIENT, "--out", view)
-    site.client("verify", site.run_directory, "--ledger", view, "--credentials", site.credentials, "--partial")
+    site.client("check", site.run_directory, "--ledger", view, "--credentials", site.credentials, "--partial")
     site.operator("ledger", "backup", site.directory / "backup.db")
     for row in json.loads(site.operator("incidents", "--format", "json")):
         site.operator("incidents", row["number"])

@@ -131,7 +131,7 @@ def _check_receipts(hospital: CuratorProcess, checkpoint: Path) -> None:
     """The team holds its receipts against the operator's ledger, by the command for it."""
     view = hospital.directory / "view.jsonl"
     hospital.command("ledger", "export", "--client", CLIENT, "--out", view)
-    command = [sys.executable, "-m", "dpswd.public_client.cli.main", "verify", checkpoint, "--ledger", view]
+    command = [sys.executable, "-m", "dpswd.public_client.cli.main", "check", checkpoint, "--ledger", view]
     command += ["--credentials", hospital.credentials(CLIENT), "--format", "json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

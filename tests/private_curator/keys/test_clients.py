@@ -79,7 +79,7 @@ def test_a_run_goes_on_over_two_changes_and_its_receipts_verify_by_any_of_the_ke
             key = tmp_path / name / "ledger.pub"
             (folder / "ledger.pub").unlink(missing_ok=True)
             said = run(
-                client, "verify", folder, "--key", key, "--ledger", tmp_path / ledger, "--partial", "--credentials",
+                client, "check", folder, "--key", key, "--ledger", tmp_path / ledger, "--partial", "--credentials",
                 tmp_path / name,
             )  # fmt: skip
             assert "5 receipts" in said or "receipts" in said
@@ -87,7 +87,7 @@ def test_a_run_goes_on_over_two_changes_and_its_receipts_verify_by_any_of_the_ke
     (tmp_path / "old.pub").write_text(old)
     assert "not signed by the ledger's key" in run(
         client,
-        "verify",
+        "check",
         folder,
         "--key",
         tmp_path / "old.pub",

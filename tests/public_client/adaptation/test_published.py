@@ -114,7 +114,7 @@ def test_not_even_the_hospital_can_sign_parts_that_do_not_belong_together(sites,
 
 def test_verify_tells_what_it_is_and_what_is_wrong(sites, made, tmp_path):
     north, south, path, _ = sites
-    result = CliRunner().invoke(main, ["verify", str(path), "--key", str(north.key_file)])
+    result = CliRunner().invoke(main, ["check", str(path), "--key", str(north.key_file)])
     assert result.exit_code == 0, result.output
     assert result.output.startswith("all of it verifies\n")
     assert "one release of all 120 records of 'north', epsilon" in result.output
@@ -123,14 +123,14 @@ def test_verify_tells_what_it_is_and_what_is_wrong(sites, made, tmp_path):
     with north.home.open_ledger() as books:
         (tmp_path / "whole.jsonl").write_text("".join(f"{line}\n" for line in books.export()))
     against = ["--ledger", str(tmp_path / "whole.jsonl")]
-    assert CliRunner().invoke(main, ["verify", str(path), "--key", str(north.key_file), *against]).exit_code == 0
+    assert CliRunner().invoke(main, ["check", str(path), "--key", str(north.key_file), *against]).exit_code == 0
     write_private(tmp_path / "alone", made.to_file())  # no key lies beside it
-    wrong = CliRunner().invoke(main, ["verify", str(tmp_path / "alone"), "--key", str(south.key_file)])
+    wrong = CliRunner().invoke(main, ["check", str(tmp_path / "alone"), "--key", str(south.key_file)])
     assert wrong.exit_code == 13
     assert " FINDINGS; keep every file and tell the operator" in wrong.output.splitlines()[0]
     assert "it is not signed by the ledger's key" in wrong.output
     write_private(tmp_path / "cut", made.to_file()[:200])  # in the middle of its first field
-    broken = CliRunner().invoke(main, ["verify", str(tmp_path / "cut"), "--key", str(north.key_file)])
+    broken = CliRunner().invoke(main, ["check", str(tmp_path / "cut"), "--key", str(north.key_file)])
     assert broken.exit_code == 4
     assert "is no publication" in broken.output
 
@@ -168,7 +168,7 @@ def test_files_of_several_hospitals_train_together(sites, tmp_path):
         ("south", "finished"),
     ]
     for name, site in (("north", north), ("south", south)):
-        result = CliRunner().invoke(main, ["verify", str(tmp_path / name), "--key", str(site.key_file)])
+        result = CliRunner().invoke(main, ["check", str(tmp_path / name), "--key", str(site.key_file)])
         assert result.exit_code == 0, result.output
 
 

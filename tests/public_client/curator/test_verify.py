@@ -435,7 +435,7 @@ class TestCommand:
         return tmp_path
 
     def _run(self, *arguments):
-        result = CliRunner().invoke(main, ["verify", *map(str, arguments)])
+        result = CliRunner().invoke(main, ["check", *map(str, arguments)])
         return result.exit_code, result.output
 
     def test_says_what_was_verified(self, directory):

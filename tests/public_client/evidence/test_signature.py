@@ -67,7 +67,7 @@ def findings(folder, **more):
 
 
 def test_it_is_said_who_signed(made):
-    told = asked("verify", made, "--credentials", made / "credentials")
+    told = asked("check", made, "--credentials", made / "credentials")
     assert told.exit_code == 0, told.output
     fingerprint = certificates.fingerprint(read_certificate(made / "credentials" / CERTIFICATE))
     assert f"signed by '{TEAM}' (certificate {fingerprint[:16]})" in told.output
@@ -79,7 +79,7 @@ def test_it_is_said_who_signed(made):
 def test_a_changed_line_is_named(copied, line, value):
     rewrite(copied, certificate(copied) | {line: value})
     assert f"changed after it was signed: {line}" in findings(copied)
-    assert asked("verify", copied).exit_code == 13
+    assert asked("check", copied).exit_code == 13
     assert asked("audit", copied).exit_code == 13
 
 

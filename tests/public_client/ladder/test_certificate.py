@@ -273,12 +273,12 @@ def test_the_client_verifies_a_model_by_files_alone(copied):
     )
     (copied / "own.py").write_text(code)
     path, more = str(copied / FILES[0]), ["--source", str(copied / "source.npz"), "--network", f"{copied}/own.py:own"]
-    result = CliRunner().invoke(main, ["verify", path, *more])
+    result = CliRunner().invoke(main, ["check", path, *more])
     assert result.exit_code == 0, result.output
     assert "derived again, bit for bit" in result.output
-    assert "not derived again" in CliRunner().invoke(main, ["verify", path]).output
+    assert "not derived again" in CliRunner().invoke(main, ["check", path]).output
     np.savez(copied / "source.npz", x=records + 1, y=labels)
-    assert CliRunner().invoke(main, ["verify", path, *more]).exit_code == 13
+    assert CliRunner().invoke(main, ["check", path, *more]).exit_code == 13
 
 
 def test_lines_that_a_crash_cut_short_are_left_out(delivered):

@@ -77,7 +77,7 @@ def test_what_is_proved_stands_in_the_certificate_beside_what_was_charged(copied
 def test_verify_still_derives_the_file_bit_for_bit(copied):
     asked("audit", copied)
     key = ["--key", str(copied / LEDGER_KEY_FILE)]
-    result = CliRunner().invoke(main, ["verify", str(copied / FILE), *key])
+    result = CliRunner().invoke(main, ["check", str(copied / FILE), *key])
     assert result.exit_code == 0, result.output
     assert "derived again, bit for bit" in result.output
 
@@ -100,7 +100,7 @@ def test_an_audit_of_something_else_is_detected(copied, change):
     row = said["audited"][0]
     rows = [row | change] if isinstance(change, dict) else [change]
     write_audit(copied / FILE, certificate(copied), rows)
-    code, answer = asked("verify", copied)
+    code, answer = asked("check", copied)
     assert code == 13
     assert "its audit is of" in answer["findings"][0]["text"]
 

@@ -1,4 +1,4 @@
-"""``verify`` and ``audit``: the client's own check of what it holds, offline."""
+"""``check`` and ``audit``: the client's own check of what it holds, offline."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _derivation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--partial", is_flag=True, help="These receipts are not all: answers without one are no finding.")
 @format_option
 @click.pass_context
-def verify(
+def check(
     context: click.Context, /, receipts: tuple[Path, ...], ledger: Path | None, earlier: tuple[Path, ...], key: Path |
     None, credentials: Path | None, partial: bool, output: str, **given: Any,
 ) -> None:  # fmt: skip
@@ -115,17 +115,17 @@ def audit(
 
     What is proved is written into its certificate, beside what was charged, and signed again.
 
-    Ends with exit code 13 when PATH does not verify, or a charge is refuted (false alarms: one in a million).
+    Ends with exit code 13 when PATH does not hold, or a charge is refuted (false alarms: one in a million).
     """
     from dpswd.public_client.curator.verify import pinned_key
     from dpswd.public_client.evidence.signature import signs_again
     from dpswd.public_client.experiments.deriving import begun_with
-    from dpswd.public_client.ladder.check import check
+    from dpswd.public_client.ladder.check import check as check_file
     from dpswd.public_client.testing.artefacts import attacked
     from dpswd.public_client.testing.audit import audited, in_words, with_earlier, write_audit
 
     keys = pinned_key(given=key, credentials=credentials, receipts=[path])
-    checked = check(path, key=keys, credentials=credentials)
+    checked = check_file(path, key=keys, credentials=credentials)
     rows = [] if checked.findings else audited(checked.evidence)
     if rows and (needed := begun_with(checked, **given)) is not None and not checked.evidence.settings.get("apart"):
         model, source = needed
