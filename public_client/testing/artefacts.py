@@ -59,7 +59,8 @@ MOVES = (0.0, 1.5, 3.0, 0.7)
 _FARTHER = 2.0  # than the source's furthest record: clipped, whatever is read of it
 _ROWS = 2000
 _MOST = 2**20
-_SPREAD = 1e-6  # added to variances: a statistic may be the same in every shadow
+_SPREAD = 1e-3  # added to variances, in units of a statistic's own over both worlds: it may never change
+_LEAST = 1e-12
 
 Values = npt.NDArray[np.float64]
 
@@ -160,7 +161,7 @@ def attacked(
         made_of, stand_in, each_s = files.stand_in(path)
         if trials is None:
             trials = min(MOST_TRIALS, max(LEAST_TRIALS, int(60 * MINUTES / each_s / 3)))
-        announce(f"{3 * trials} files at {each_s:.2g} s: about {math.ceil(3 * trials * each_s / 60)} minutes")
+        announce(f"{3 * trials} files at {each_s:.2g} s: about {math.ceil(3 * trials * each_s / 60)} min")
         with reporting("attacking the file", 3 * trials, shown=progress) as bar:
             worlds = [files.drawn(stand_in, world, trials, bar.advance) for world in range(3)]
     rows = []
@@ -204,14 +205,12 @@ class _Files:
             except DpswdError:  # of a source that is moved so far, say
                 continue
             alike = [charge.run.event for charge in curator.charges] == self._events
-            fits = alike + 2 * (self._kind == GENERATOR or self._changed())
-            words = (
-                f"the source moved by {move:g} deviations" if self._kind != GENERATOR else "drawn from the generator"
-            )
-            words += "" if alike else ", which is asked other runs"
-            if best is None or fits > best[0]:
-                best = fits, words, own, time.monotonic() - begun
-            if fits == 3:
+            changed = self._kind == GENERATOR or self._changed()
+            words = "rows of the generator" if self._kind == GENERATOR else f"the source moved by {move:g} deviations"
+            words += ("" if alike else ", asked other runs") + ("" if changed else ", where the model stays")
+            if best is None or alike + 2 * changed > best[0]:
+                best = alike + 2 * changed, words, own, time.monotonic() - begun
+            if alike and changed:
                 break
         if best is None:
             raise InvalidValue("no hospital that is made of the source is answered as this one was")
@@ -238,11 +237,13 @@ class _Files:
 def ratios(outside: Values, inside: Values) -> tuple[Values, Values]:
     """Log-likelihood ratios of the later half of each world's statistics (N, s), by normal laws of the earlier half."""
     half = len(outside) // 2
+    unit = np.concatenate([outside[:half], inside[:half]]).std(axis=0) + _LEAST
+    worlds = outside / unit, inside / unit
     without, within = (
-        multivariate_normal(own.mean(axis=0), np.cov(own.T) + _SPREAD * np.eye(own.shape[1]))
-        for own in (outside[:half], inside[:half])
+        multivariate_normal(own[:half].mean(axis=0), np.cov(own[:half].T) + _SPREAD * np.eye(own.shape[1]))
+        for own in worlds
     )
-    first, second = (np.atleast_1d(within.logpdf(own[half:]) - without.logpdf(own[half:])) for own in (outside, inside))
+    first, second = (np.atleast_1d(within.logpdf(own[half:]) - without.logpdf(own[half:])) for own in worlds)
     return first, second
 
 
