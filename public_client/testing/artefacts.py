@@ -1,10 +1,10 @@
 """Inference from what is delivered: is one record among a hospital's, and what is it like, by the file alone?
 
 **Worlds.** A hospital that is made of the public source (or of what a generator draws) holds one record opposite to the
-others' middle, or in its place the source's furthest, or that one with another label (without labels: another value in
-its furthest column). All else is the same in every trial but for the noise, directions included, for they are public.
-The release is made at the noise of the certificate and the file derived as `check` derives it. Where the source itself
-calls for no change of the model, it is moved, by public amounts, until the same runs are asked and the model changes.
+others' middle, or in its place the source's furthest, or that one with another label (where none are read: another
+value in its furthest column). All else but the noise is the same in every trial, directions included, for they are
+public. The release is made at the certificate's noise and the file derived as `check` derives it. Where the source
+itself calls for no change of the model, it is moved until the same runs are asked and the model changes.
 
 **Membership** tells the second world from the first, **attribute** from the third, by the likelihood-ratio attack with
 shadow models (Carlini and others, S&P 2022): half of the files are shadows, whose statistics give a normal law for each
@@ -48,13 +48,14 @@ from dpswd.shared.core.errors import DpswdError, InvalidValue
 from dpswd.shared.core.privacy.budget import MAX_EPSILON
 from dpswd.shared.core.privacy.event_json import event_from_json
 from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
+from dpswd.shared.mechanisms import every_mechanism
 from dpswd.shared.models.adapted import read_adapted
 
 MOST_TRIALS, LEAST_TRIALS, MINUTES = 200, 100, 10
 """Files of each world where nobody says how many: the most, the least, and what time limits between them."""
 MEMBERSHIP, ATTRIBUTE = "membership", "attribute"
-MOVES = (0.0, 1.5, 3.0, 0.7)
-"""Deviations by which a source is moved, in the order in which they are tried."""
+MOVES = ((0.0, 1.0), (1.5, 1.0), (0.0, 0.5), (-1.5, 0.5), (3.0, 1.0))
+"""Deviations by which a source is moved, and by what it is stretched before, in the order in which they are tried."""
 
 _FARTHER = 2.0  # than the source's furthest record: clipped, whatever is read of it
 _ROWS = 2000
@@ -84,17 +85,19 @@ class StandIn:
     kinds: Tensor
 
     @classmethod
-    def of(cls, description: Description, records: Tensor, labels: Tensor, move: float) -> StandIn:
-        """Of public records (m, ...) and labels (m,), moved by so many deviations."""
+    def of(
+        cls, description: Description, records: Tensor, labels: Tensor, move: tuple[float, float], *, labelled: bool
+    ) -> StandIn:
+        """Of public records (m, ...) and labels (m,), moved as of `MOVES`; `labelled`: where labels are read."""
         chosen = np.random.default_rng(0).integers(len(records), size=description.records)
-        deviation = records.std(dim=0, unbiased=False)
-        held, kinds = records[chosen] + move * deviation, labels[chosen]
+        deviation, centre = records.std(dim=0, unbiased=False), records.mean(dim=0)
+        held, kinds = centre + move[1] * (records[chosen] - centre) + move[0] * deviation, labels[chosen]
         middle = held.mean(dim=0)
         far = (held - middle) / deviation.clamp(min=1e-6 + 0.1 * float(deviation.mean()))
         first = int(torch.linalg.vector_norm(far.flatten(1), dim=1).argmax())
         away = _FARTHER * (held[first] - middle)
         ones, own = middle + torch.stack([-away, away, away]), kinds[[first, first, first]]
-        if description.classes > 1:
+        if labelled and description.classes > 1:
             own[2] = (own[1] + 1) % description.classes
         else:
             column = int(far[first].abs().argmax())
@@ -166,8 +169,8 @@ def attacked(
             worlds = [files.drawn(stand_in, world, trials, bar.advance) for world in range(3)]
     rows = []
     for secret, outside in ((MEMBERSHIP, worlds[0]), (ATTRIBUTE, worlds[2])):
-        told = ratios(outside, worlds[1])
-        stated, surely = (bounds(*told, delta=delta, confidence=confidence) for confidence in (CONFIDENCE, CERTAIN))
+        scores = ratios(outside, worlds[1])
+        stated, surely = (bounds(*scores, delta=delta, confidence=confidence) for confidence in (CONFIDENCE, CERTAIN))
         row = {"attack": secret, "claim": privacy["epsilon"], "whatever_it_is": _down(stated[0])}
         row |= {"lower_bound": _down(stated[1])} if files.whole else {}
         row |= {"refuted": max(surely if files.whole else surely[:1]) > privacy["epsilon"], "confidence": CONFIDENCE}
@@ -183,6 +186,8 @@ class _Files:
         self._evidence, self._to, self._model, self._batches = evidence, to, model, batches
         self._kind = str(evidence.settings["kind"])
         self._events = [event_from_json(str(run.entries[0].payload["event"])) for run in evidence.runs()]
+        mechanisms = every_mechanism()
+        self._labelled = any(mechanisms[run.parameters.mechanism].needs_labels for run in evidence.runs())
         self.whole = all(event.step.batch == event.step.records for event in self._events)
 
     def stand_in(self, path: Path) -> tuple[str, StandIn, float]:
@@ -198,7 +203,7 @@ class _Files:
             records, labels = source.images.float(), source.labels
         best: tuple[int, str, StandIn, float] | None = None
         for move in MOVES[: 1 if self._kind == GENERATOR else None]:
-            own, begun = StandIn.of(description, records, labels, move), time.monotonic()
+            begun, own = time.monotonic(), StandIn.of(description, records, labels, move, labelled=self._labelled)
             curator = own.curator(1, 0)
             try:
                 self._make(curator)
@@ -206,7 +211,8 @@ class _Files:
                 continue
             alike = [charge.run.event for charge in curator.charges] == self._events
             changed = self._kind == GENERATOR or self._changed()
-            words = "rows of the generator" if self._kind == GENERATOR else f"the source moved by {move:g} deviations"
+            words = f"the source stretched by {move[1]:g} and moved by {move[0]:g} deviations"
+            words = "rows of the generator" if self._kind == GENERATOR else words
             words += ("" if alike else ", asked other runs") + ("" if changed else ", where the model stays")
             if best is None or alike + 2 * changed > best[0]:
                 best = alike + 2 * changed, words, own, time.monotonic() - begun
@@ -216,13 +222,13 @@ class _Files:
             raise InvalidValue("no hospital that is made of the source is answered as this one was")
         return best[1:]
 
-    def drawn(self, stand_in: StandIn, world: int, trials: int, told: Callable[[str], None]) -> Values:
+    def drawn(self, stand_in: StandIn, world: int, trials: int, advance: Callable[[str], None]) -> Values:
         """What is seen of files of one world (trials, s)."""
         rows = []
         for trial in range(trials):
             self._make(stand_in.curator(world, 1 + trial))
             rows.append(stand_in.seen(self._to, self._kind))
-            told("")
+            advance("")
         return np.stack(rows)
 
     def _make(self, curator: MockCurator) -> None:

@@ -67,10 +67,10 @@ def findings(folder, **more):
 
 
 def test_it_is_said_who_signed(made):
-    told = asked("check", made, "--credentials", made / "credentials")
-    assert told.exit_code == 0, told.output
+    result = asked("check", made, "--credentials", made / "credentials")
+    assert result.exit_code == 0, result.output
     fingerprint = certificates.fingerprint(read_certificate(made / "credentials" / CERTIFICATE))
-    assert f"signed by '{TEAM}' (certificate {fingerprint[:16]})" in told.output
+    assert f"signed by '{TEAM}' (certificate {fingerprint[:16]})" in result.output
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_digests_made_anew_are_not_what_was_signed(copied):
     assert "not signed by the key that it names" in findings(copied)
 
 
-def test_somebody_else_of_the_same_name_is_found_by_the_authority_and_by_the_ledger(copied, tmp_path):
+def test_somebody_else_of_the_same_name_does_not_pass_the_authority_nor_the_ledger(copied, tmp_path):
     content = certificate(copied)
     theirs = read_certificate(copied / "credentials" / CERTIFICATE)
     rewrite(copied, json.loads(signed(content | {"gain": "12 points"}, credentials_in(tmp_path / "other"))))
@@ -102,7 +102,7 @@ def test_somebody_else_of_the_same_name_is_found_by_the_authority_and_by_the_led
     assert list(signature_problems(content, TEAM, copied / "credentials", [entry])) == []
 
 
-def test_a_signature_that_was_taken_out_or_is_another_clients_is_found(made):
+def test_a_signature_that_was_taken_out_or_is_another_clients_is_a_finding(made):
     content = certificate(made)
     assert "nobody signed" in "".join(signature_problems(content | {SIGNED: NOBODY}, TEAM, None, []))
     assert list(signature_problems(content | {SIGNED: NOBODY}, None, None, [])) == []
@@ -117,12 +117,12 @@ def test_what_is_no_signature_is_a_finding(copied, broken):
 
 def test_an_audit_is_signed_by_the_same_key_or_not_written(copied):
     before = certificate(copied)
-    told = asked("audit", copied, "--trials", 8)
-    assert told.exit_code == 0, told.output
-    assert "not written into the certificate" in told.output
+    result = asked("audit", copied, "--trials", 8)
+    assert result.exit_code == 0, result.output
+    assert "not written into the certificate" in result.output
     assert certificate(copied) == before
-    told = asked("audit", copied, "--trials", 8, "--credentials", copied / "credentials")
-    assert told.exit_code == 0, told.output
+    result = asked("audit", copied, "--trials", 8, "--credentials", copied / "credentials")
+    assert result.exit_code == 0, result.output
     assert certificate(copied)["audited"] != before["audited"]
     assert findings(copied) == ""
 

@@ -121,7 +121,7 @@ def test_noise_left_out_is_caught_on_every_rung(made, kind):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", QUICK | SLOW)
-def test_an_honest_claim_is_not_refuted(made, kind):
+def test_a_claim_that_holds_is_not_refuted(made, kind):
     assert not any(caught(attacked(made, kind, FAULTLESS, 100)).values())
 
 
@@ -159,11 +159,11 @@ def test_files_of_one_world_prove_nothing():
 
 def test_the_record_that_stands_in_is_far_out_and_differs_by_its_label_alone():
     description = mock_description(records=50, record_shape=(4,), epsilon=1.0, delta=1e-5, classes=2)
-    own = artefacts.StandIn.of(description, *SOURCE, move=0.0)
+    own = artefacts.StandIn.of(description, *SOURCE, (0.0, 1.0), labelled=True)
     assert torch.equal(own.ones[1], own.ones[2])
     assert int(own.kinds[1]) != int(own.kinds[2])
     assert torch.allclose(own.ones[0] + own.ones[1], 2.0 * own.records.mean(dim=0), atol=1e-5)
     without = artefacts.StandIn.of(
-        mock_description(records=50, record_shape=(4,), epsilon=1.0, delta=1e-5), *SOURCE, move=0.0
+        mock_description(records=50, record_shape=(4,), epsilon=1.0, delta=1e-5), *SOURCE, (0.0, 1.0), labelled=True
     )
     assert int((without.ones[1] != without.ones[2]).sum()) == 1
