@@ -6,8 +6,12 @@ import hashlib
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from dpswd.shared.core.errors import InvalidValue
 
 
 def common_name(subject: x509.Name) -> str:
@@ -37,6 +41,31 @@ def request_fingerprint(pem: bytes) -> str:
     """
     der = x509.load_pem_x509_csr(pem).public_bytes(serialization.Encoding.DER)
     return hashlib.sha256(der).hexdigest()
+
+
+def check_signed(pem: bytes, signature: bytes, content: bytes) -> x509.Certificate:
+    """A certificate whose key made an ECDSA signature with SHA-256, as all do that a hospital certifies.
+
+    Args:
+        pem: the certificate.
+        signature: DER.
+        content: what was signed.
+
+    Raises:
+        InvalidValue: the certificate cannot be read, is for another kind of key, or another key signed.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidValue("the certificate of whoever signed cannot be read") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InvalidValue("the certificate of whoever signed is not for an elliptic-curve key, as all of ours are")
+    try:
+        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature as error:
+        raise InvalidValue("it is not signed by the key of the certificate that it names") from error
+    return certificate
 
 
 def private_pem(key: Any) -> bytes:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dpswd.shared.certificates import check_signed
 from dpswd.shared.core.errors import InvalidValue
 
 FORMAT: Literal["dpswd-renewal-1"] = "dpswd-renewal-1"
@@ -78,17 +78,9 @@ class Renewal:
             InvalidValue: the certificate cannot be read, or another key signed.
         """
         try:
-            certificate = x509.load_pem_x509_certificate(self.certificate)
-            key = certificate.public_key()
-        except ValueError as error:
-            raise InvalidValue("the renewal's old certificate cannot be read; make the renewal anew") from error
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise InvalidValue("the renewal's old certificate is not for an elliptic-curve key, as all of ours are")
-        try:
-            key.verify(self.signature, self.signed_bytes, ec.ECDSA(hashes.SHA256()))
-        except InvalidSignature as error:
-            raise InvalidValue("the renewal is not signed by the key of the certificate that it renews") from error
-        return certificate
+            return check_signed(self.certificate, self.signature, self.signed_bytes)
+        except InvalidValue as error:
+            raise InvalidValue(f"the renewal does not hold: {error}; make it anew") from error
 
 
 _JSON = TypeAdapter(Renewal)

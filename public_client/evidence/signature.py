@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpswd.public_client.curator.identity import AUTHORITY, CERTIFICATE, KEY, issued_by, read_certificate, read_key
-from dpswd.shared.certificates import common_name, fingerprint
+from dpswd.shared.certificates import check_signed, common_name, fingerprint
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.receipts import SignedEntry, canonical_json, sha256
 
@@ -56,14 +55,10 @@ def signer_of(content: Mapping[str, Any]) -> x509.Certificate | None:
     if stated == NOBODY:
         return None
     try:
-        signer = x509.load_pem_x509_certificate(stated["certificate"].encode("ascii"))
-        statement, signature = _statement(stated["lines"], stated["certificate"]), bytes.fromhex(stated["signature"])
-        if isinstance(key := signer.public_key(), ec.EllipticCurvePublicKey):  # as all that a hospital certifies
-            key.verify(signature, statement, ec.ECDSA(hashes.SHA256()))
-            return signer
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidValue(f"it is not signed by the key that it names ({type(error).__name__})") from error
-    raise InvalidValue("it is signed by a key of another kind than hospitals certify")
+        pem, statement = stated["certificate"], _statement(stated["lines"], stated["certificate"])
+        return check_signed(pem.encode("ascii"), bytes.fromhex(stated["signature"]), statement)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidValue(f"its signature does not hold: {error}") from error
 
 
 def signature_problems(
@@ -82,7 +77,7 @@ def signature_problems(
         lines = {} if signer is None else content[SIGNED]["lines"]
         now = {} if signer is None else _digests(content)
     except InvalidValue as error:
-        yield f"the certificate: {error}"
+        yield f"of the certificate, {error}"
         return
     if changed := sorted(name for name in {*lines, *now} if lines.get(name) != now.get(name)):
         yield f"the certificate was changed after it was signed: {', '.join(changed)}"

@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from signed_by_team import TEAM, credentials_in
 from small_methods import trained_by
 from torch import nn
 
 from dpswd import Federation, Hospital, Statistics
 from dpswd.public_client.cli.main import main
+from dpswd.public_client.curator.receipts import LEDGER_KEY_FILE, read_pinned
+from dpswd.public_client.evidence.signature import NOBODY, SIGNED
+from dpswd.public_client.ladder.check import check
+from dpswd.public_client.testing.audit import write_audit
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.books import chain_checks
@@ -102,6 +107,23 @@ def test_two_hospitals_labels_make_one_model_at_one_charge_each(hospitals, tmp_p
     )  # fmt: skip
     assert applied.returncode == 0, applied.stderr
     assert json.loads(applied.stdout)["accuracy_on_own_labels"] > best - 0.1
+    signer_is_the_team(hospitals["north"], north)
+
+
+def signer_is_the_team(hospital, path):
+    """The team's own key signed: authority and ledger say so, and of another of that name they do not."""
+    command = [sys.executable, "-m", "dpswd.private_curator.cli", "ledger", "export", "--client", TEAM]
+    exported = subprocess.run([*command, "--home", str(hospital.home)], capture_output=True, text=True, check=True)
+    view, key = exported.stdout.splitlines(), read_pinned(hospital.credentials / LEDGER_KEY_FILE)
+    checked = check(path, key=key, credentials=hospital.credentials, ledger=view)
+    assert checked.findings == []
+    assert f"signed by '{TEAM}'" in str(checked)
+    write_audit(path, checked.certificate, [], credentials_in(path.parent / "others"))
+    texts = [finding.text for finding in check(path, key=key, credentials=hospital.credentials, ledger=view).findings]
+    assert "was not certified by the authority" in texts[0]
+    assert "the ledger never bound" in texts[1]
+    write_audit(path, {**checked.certificate, SIGNED: NOBODY}, [])
+    assert "nobody signed the certificate" in check(path, key=key).findings[0].text
 
 
 def test_two_hospitals_gradients_train_one_classifier(hospitals, tmp_path):

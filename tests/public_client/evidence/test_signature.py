@@ -87,7 +87,7 @@ def test_digests_made_anew_are_not_what_was_signed(copied):
     content = certificate(copied) | {"gain": "12 points"}
     lines = json.loads(signed(content, copied / "credentials"))[SIGNED]["lines"]
     rewrite(copied, content | {SIGNED: content[SIGNED] | {"lines": lines}})
-    assert "not signed by the key that it names" in findings(copied)
+    assert "not signed by the key of the certificate that it names" in findings(copied)
 
 
 def test_somebody_else_of_the_same_name_does_not_pass_the_authority_nor_the_ledger(copied, tmp_path):
@@ -112,7 +112,7 @@ def test_a_signature_that_was_taken_out_or_is_another_clients_is_a_finding(made)
 @pytest.mark.parametrize("broken", [{}, "by hand", None, {"certificate": 3, "lines": {}, "signature": ""}], ids=str)
 def test_what_is_no_signature_is_a_finding(copied, broken):
     rewrite(copied, certificate(copied) | {SIGNED: broken})
-    assert "is not signed" in findings(copied)
+    assert "its signature does not hold" in findings(copied)
 
 
 def test_an_audit_is_signed_by_the_same_key_or_not_written(copied):
