@@ -130,7 +130,7 @@ def test_request_approve_renew_install_on_a_live_server(live):
 def test_an_expired_certificate_is_refused_on_both_sides_and_renewed_by_the_operators_word(live):
     directory = live.join("late")
     issued = live.home.authority.sign_request(
-        identity._request("late", identity._key(directory / "client.key")), name="late", days=-1
+        identity._request("late", identity.read_key(directory / "client.key")), name="late", days=-1
     )
     with live.home.open_ledger() as ledger:
         ledger.add_certificate("late", issued.fingerprint)
@@ -228,7 +228,7 @@ def test_a_renewal_must_be_signed_under_the_identity_that_it_renews(sites):
     assert (
         renewals.read(good.to_bytes(), authority, now=_now()).proven_by == identity.read_identity(directory).fingerprint
     )
-    key = identity._key(mallory / "client.key")
+    key = identity.read_key(mallory / "client.key")
     for wrong, problem in (
         (Renewal(stolen.request, good.certificate, stolen.signature), "not signed"),
         (Renewal(stolen.request, good.certificate, good.signature), "not signed"),
@@ -242,7 +242,9 @@ def test_a_renewal_must_be_signed_under_the_identity_that_it_renews(sites):
     other.create(names=["localhost"], data_set="elsewhere")
     issued, pem = other.make_client(name="ml-team")
     (sites.directory / "k").write_bytes(pem)
-    foreign = Renewal.make(request=good.request, certificate=issued.pem, old_key=identity._key(sites.directory / "k"))
+    foreign = Renewal.make(
+        request=good.request, certificate=issued.pem, old_key=identity.read_key(sites.directory / "k")
+    )
     with pytest.raises(errors.InvalidValue, match="authority"):
         renewals.read(foreign.to_bytes(), authority, now=_now())
     for data in (b"", b"{}", b"[1]", b"\xff", b'{"format":"dpswd-renewal-2"}', b"x" * 300_000):
@@ -284,10 +286,10 @@ def test_install_takes_only_the_renewed_certificate_and_survives_a_crash(sites, 
     installed = identity.install(certificate, directory)  # again, and all is well
     assert installed.fingerprint == identity.read_identity(directory).fingerprint
     assert (directory / "client.crt.previous").read_bytes() == old
-    private = identity._key(directory / "client.key")
-    assert belong_together(private, identity._certificate(directory / "client.crt"))
-    previous = identity._key(directory / "client.key.previous")
-    assert belong_together(previous, identity._certificate(directory / "client.crt.previous"))
+    private = identity.read_key(directory / "client.key")
+    assert belong_together(private, identity.read_certificate(directory / "client.crt"))
+    previous = identity.read_key(directory / "client.key.previous")
+    assert belong_together(previous, identity.read_certificate(directory / "client.crt.previous"))
 
 
 def test_a_second_renewal_before_the_answer_keeps_the_new_key(sites):
@@ -302,7 +304,7 @@ def test_cert_init_makes_an_authority_only_where_there_is_none(sites):
     for path in sorted(sites.home.certificates.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     sites.operator("certificates", "--make", "--san", "curator.example.org")
-    server_certificate = identity._certificate(sites.home.certificates / "server.crt")
+    server_certificate = identity.read_certificate(sites.home.certificates / "server.crt")
     assert "curator.example.org" in str(server_certificate.extensions)
     sites.operator("certificates", "--renew-server")
     assert isinstance(sites.home.authority.certificate().public_key(), ec.EllipticCurvePublicKey)
@@ -316,5 +318,5 @@ def test_shares_belong_to_new_clients(sites):
     sites.operator("approve", sites.directory / "nothing", "--out", sites.directory / "x", status=3)
     request = identity.make_identity("new", sites.directory / "new")
     sites.operator("approve", request, "--out", sites.directory / "x", "--renew", status=3)
-    assert common_name(identity._certificate(directory / "client.crt").subject) == "ml-team"
+    assert common_name(identity.read_certificate(directory / "client.crt").subject) == "ml-team"
     assert HomeDirectory(sites.home.path).authority.expires("0" * 64) is None
