@@ -41,7 +41,7 @@ def one_column(seed, moved=0.0):
 
 
 @functools.cache
-def told_by_one_column():
+def one_column_network():
     """A network that a move of that column misleads."""
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -104,7 +104,7 @@ SLOW = {
         Replay(directions=60, tuning_steps=100, source_records=600),
         one_column(1),
         lambda: one_column(2, 1.5),
-        told_by_one_column,
+        one_column_network,
     ),
     "ladder": of_model(None),
     "replayed": of_generator(IMAGES, (1, 8, 9)),
