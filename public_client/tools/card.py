@@ -52,14 +52,14 @@ def card_of(path: Path, model: AdaptedModel) -> str:
             f"{privacy['unit']}, neighbours by {privacy['neighbours']}": _pair(privacy),
             f"a person with at most {person['records_at_most']} of them": _pair(person),
             "releases": len(certificate["releases"]),
-            "audited": audited if isinstance(audited, str) else f"{len(audited)} runs",
+            "audited": audited if isinstance(audited, str) else f"{len(audited)} attacks",
             "gain": gain if isinstance(gain, str) else json.dumps(gain, sort_keys=True),
         }
     parts = [
         f"# {path.stem}", text, "## Privacy" if rows else "",
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]) if rows else "",
         "## Conditions", "\n".join(f"- {each}" for each in (certificate or {}).get("conditions", CONDITIONS)),
-        "## Check it", f"    dpswd-client verify {path.name} --key ledger.pub",
+        "## Check it", f"    dpswd-client check {path.name} --key ledger.pub",
         f"SHA-256 of `{path.name}`: `{facts['dpswd.model']}`. Its certificate is inside, the evidence lies beside it.",
     ]  # fmt: skip
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n\n".join(filter(None, parts)) + "\n"
