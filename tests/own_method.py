@@ -56,7 +56,8 @@ class MatchMeans(Method):
         group.charge_each(
             lambda site: MeansRun(site.curator, ready, site.plan, move=move, checkpoint=site.store).open()
         )
-        group.install(Model(nn.Sequential(training.model.extractor, move).eval(), training.model.classifier))
+        for site in group.live:
+            site.model = Model(nn.Sequential(training.model.extractor, move).eval(), training.model.classifier)
 
     def fit(self, group, training):
         optimizer = torch.optim.Adam(group.live[0].run.move.parameters(), lr=self.learning_rate)

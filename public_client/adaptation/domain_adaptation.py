@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,11 @@ from dpswd.public_client.replay.delivery import before_target_alone
 from dpswd.public_client.replay.views import View
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.distributed import SharedTransport
-from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.logs import Recorder
 from dpswd.public_client.training.loop import Evaluate, Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.saved_model import save_adapted
-from dpswd.public_client.training.sites import ALONE, Group, Model, Site, ask_first, train_groups
+from dpswd.public_client.training.sites import ALONE, Group, HistoryPoint, Model, Site, ask_first, train_groups
 from dpswd.shared.core.errors import InvalidValue, SettingsError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.models.source_statistics import SourceStatistics
@@ -352,7 +351,9 @@ class DomainAdaptation:
                 record_shape=one.plan.record_shape,
                 plan=one.plan,
                 statistics=self._statistics(model) if summed_up else None,
-                certify=self._certified(file, one) if certify and self._recorded(one) else None,
+                certify=certified(file, self._evidence(one), self._curators[one.name].credentials)
+                if certify and self._recorded(one)
+                else None,
             )
         return list(named)
 
@@ -361,9 +362,6 @@ class DomainAdaptation:
         if recording is not None and not recording.whole:
             _log.warning("no certificate: more than %d MiB of replies would stand beside it", MOST_BYTES >> 20)
         return recording is not None and recording.whole
-
-    def _certified(self, file: Path, site: Site) -> Callable[[bytes], str]:
-        return certified(file, self._evidence(site), self._curators[site.name].credentials)
 
     def _evidence(self, site: Site) -> Evidence:
         """What a site's model follows from."""

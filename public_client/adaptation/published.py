@@ -100,7 +100,7 @@ class PublishedHospital(Hospital):
         Raises:
             InvalidValue: the method, or a number, asks for another release than the file holds.
         """
-        chosen, facts, proposal = Replay() if method is None else method, self.describe(), self.release.proposal
+        chosen, described, proposal = Replay() if method is None else method, self.describe(), self.release.proposal
         prepared = proposal.parameters
         for name, given, held in (("steps", steps, prepared.steps), ("batch_size", batch_size, prepared.batch_size)):
             if given not in (None, held):
@@ -108,12 +108,8 @@ class PublishedHospital(Hospital):
         plan = Plan(
             method=chosen,
             epsilon=self.release.publication.message.run.epsilon,
-            delta=facts.data_set_budget.delta,
-            records=facts.records,
-            record_shape=facts.record_shape,
-            classes=facts.classes,
-            partly_labelled=facts.partly_labelled,
-            labelled=facts.labelled,
+            delta=described.data_set_budget.delta,
+            **vars(described.facts),
             steps=prepared.steps,
             batch_size=prepared.batch_size,
             feature_dimension=self.release.graph.feature_dimension,

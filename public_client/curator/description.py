@@ -9,7 +9,7 @@ from typing import Any
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.ledger.keys import LedgerKeys
-from dpswd.shared.core.mechanisms.interface import Limits
+from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.protocol.contract import DataContract
 
@@ -109,6 +109,11 @@ class Description:
         lists = {name: tuple(values.get(name, ())) for name in ("record_shape", "mechanisms", "key_changes")}
         budgets = {name: budget(values[name]) for name in ("data_set_budget", "client_budget")}
         return cls(**{**values, **lists, **budgets, "limits": limits})
+
+    @property
+    def facts(self) -> DataSetFacts:
+        """What prices and plans depend on."""
+        return DataSetFacts(**{own.name: getattr(self, own.name) for own in fields(DataSetFacts)})
 
     @property
     def class_names(self) -> tuple[str, ...]:

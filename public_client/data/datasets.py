@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -192,30 +192,14 @@ def _scaled(images: npt.NDArray[np.generic], labels: npt.NDArray[np.int64]) -> L
     return Labelled(pixels.unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))
 
 
-def read_arrays(path: Path, names: tuple[str, str], *, missing: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Two arrays of an .npz file.
-
-    Args:
-        path: the file.
-        names: of the arrays.
-        missing: what is needed, said where there is no file.
-
-    Raises:
-        SettingsError: the file is missing.
-        DataInvalid: it does not hold these arrays.
-    """
+def _from_npz(path: Path, *, side: int) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
     if not path.is_file():
-        raise SettingsError(f"{path} does not exist; {missing}")
+        raise SettingsError(f"{path} does not exist; --data-dir must hold mnist.npz and usps16.npz")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return archive[names[0]], archive[names[1]]
+            images, labels = archive["x_train"], archive["y_train"]
     except (KeyError, ValueError, OSError) as error:
-        raise DataInvalid(f"{path} must be an .npz file with the arrays {names[0]} and {names[1]} ({error})") from error
-
-
-def _from_npz(path: Path, *, side: int) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]:
-    needed = "--data-dir must hold mnist.npz and usps16.npz"
-    images, labels = read_arrays(path, ("x_train", "y_train"), missing=needed)
+        raise DataInvalid(f"{path} must be an .npz file with the arrays x_train and y_train ({error})") from error
     if images.ndim != 3 or images.shape[1:] != (side, side) or labels.shape != (len(images),):
         raise DataInvalid(
             f"{path.name}: x_train has shape {images.shape} and y_train {labels.shape}; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dpswd.shared.core.ledger.receipts import sha256
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.event_json import event_from_json
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
+from dpswd.shared.core.privacy.filter import PrivacyFilter
 from dpswd.shared.files import write_public
 
 _log = logging.getLogger(__name__)
@@ -207,9 +208,8 @@ def _privacy(evidence: Evidence, description: Description) -> dict[str, Any]:
         alone = sum(float(opening["epsilon"]) for opening in openings)
         asked = float(evidence.settings["epsilon"])
         rooms = (asked, asked + float(evidence.settings["evaluate_epsilon"] or 0.0), _ROOM * alone)
-        epsilon = next(
-            each for each in (_composed(events, room, delta, relation) for room in rooms) if each is not None
-        )
+        filters = (filter_for(PrivacyBudget(room, delta, relation), events[0]) for room in rooms)
+        epsilon = next(each for each in (composed(own, events) for own in filters) if each is not None)
     except (DpswdError, KeyError, ValueError, IndexError, TypeError, StopIteration) as error:
         raise InvalidValue(f"the receipts do not state what was charged: {error!r}") from error
     count = description.records_per_person
@@ -224,9 +224,8 @@ def _privacy(evidence: Evidence, description: Description) -> dict[str, Any]:
     }
 
 
-def _composed(events: list[RunEvent], room: float, delta: float, relation: NeighbouringRelation) -> float | None:
-    """Epsilon of runs by the filter of a budget, as the ladder was priced; None where that admits them not."""
-    own = filter_for(PrivacyBudget(room, delta, relation), events[0])
+def composed(own: PrivacyFilter, events: Sequence[RunEvent]) -> float | None:
+    """Epsilon of runs, one after the other, by a budget's filter; None where that admits them not."""
     spent = own.zero()
     try:
         for event in events:

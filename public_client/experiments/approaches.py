@@ -22,7 +22,6 @@ from dpswd.public_client.ladder.adapted import AdaptedEach
 from dpswd.public_client.methods import Method, method_kinds
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.control import control
-from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.devices import resolve_device
@@ -74,14 +73,12 @@ class Trained:
     Attributes:
         models: by site; `ALONE` for one hospital, `LOCAL` where none was asked.
         plans: by site; empty where nothing was private.
-        histories: by site.
         reports: what was charged at each site, and how far it came.
         made: what holds the models and saves them; None where no hospital was asked.
     """
 
     models: Mapping[str, Model]
     plans: Mapping[str, Plan] = field(default_factory=dict)
-    histories: Mapping[str, list[HistoryPoint]] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     made: DomainAdaptation | AdaptedEach | None = None
 
@@ -89,15 +86,11 @@ class Trained:
     def of(cls, made: DomainAdaptation | AdaptedEach) -> Trained:
         """Of a method's training, or of a ladder's."""
         if isinstance(made, DomainAdaptation):
-            sites = made.sites
-            models = {name: made.model(name) for name in sites}
-            plans, histories = ({n: getattr(site, key) for n, site in sites.items()} for key in ("plan", "history"))
-            return cls(models, plans, histories, made.reports, made)
+            models = {name: made.model(name) for name in made.sites}
+            return cls(models, {name: site.plan for name, site in made.sites.items()}, made.reports, made)
         asked = {name: own for name, own in made.items() if own.lost is None}
-        models, plans, histories = (
-            {name: getattr(own, key) for name, own in asked.items()} for key in ("model", "plan", "history")
-        )
-        return cls(models, plans, histories, [row for name, own in made.items() for row in own.reports(name)], made)
+        models, plans = ({name: getattr(own, key) for name, own in asked.items()} for key in ("model", "plan"))
+        return cls(models, plans, [row for name, own in made.items() for row in own.reports(name)], made)
 
     @property
     def climbed(self) -> AdaptedEach | None:

@@ -15,6 +15,11 @@ from dpswd.public_client.extractor.unlowered import moved
 
 _PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos", "log")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_OF_TENSORS = ("relu", "tanh", "sigmoid", "cos", "log", "clamp", "mean", "sum", "amax", "max", "isnan", "nan_to_num")
+_OF_TENSORS += ("masked_fill", "logical_not", "logical_and", "logical_or", "neg", "add", "sub", "mul", "div", "matmul")
+_OF_TENSORS += ("bmm", "softmax", "flatten", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "split")
+_OF_TENSORS += ("chunk", "unbind", "roll")
+"""Methods that do what torch's function of their name does."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 
 FUNCTIONS: dict[Any, f.Function] = {
@@ -90,29 +95,14 @@ NAMED: dict[str, f.Function] = {"stochastic_depth": f.stochastic_depth}
 """How a function of another library that tracing leaves as one call is lowered, by its name."""
 
 METHODS: dict[str, f.Function] = {
-    **{name: FUNCTIONS[getattr(torch, name)] for name in ("relu", "tanh", "sigmoid", "cos", "log")},
-    **{
-        name: FUNCTIONS[getattr(torch, name)]
-        for name in ("clamp", "mean", "sum", "amax", "max", "isnan", "nan_to_num", "masked_fill")
-    },
-    **{name: FUNCTIONS[getattr(torch, name)] for name in (*_COMPARISONS, "logical_not", "logical_and", "logical_or")},
-    **{name: FUNCTIONS[getattr(torch, name)] for name in ("flatten", "reshape", "squeeze", "unsqueeze")},
-    **{name: FUNCTIONS[getattr(torch, name)] for name in ("neg", "add", "sub", "mul", "div")},
+    **{name: FUNCTIONS[getattr(torch, name)] for name in (*_COMPARISONS, *_OF_TENSORS)},
     "relu_": f.activation("relu"),
     "add_": f.binary("add"),
     "view": views.view,
     "unflatten": views.unflatten,
     "size": views.size,
     "dim": views.dim,
-    "permute": views.permute,
-    "transpose": views.transpose,
-    "split": views.split,
-    "chunk": views.chunk,
-    "unbind": views.unbind,
-    "roll": views.roll,
     **dict.fromkeys(("to", "type_as"), moved),
-    "softmax": views.over_last("softmax"),
-    **dict.fromkeys(("matmul", "bmm"), f.binary("matmul")),
     **dict.fromkeys(("expand", "repeat"), sequence_layers.expanded),
     # A record is float32; an embedding takes its whole numbers as they are.
     **dict.fromkeys(("contiguous", "float", "clone", "long", "int"), f.keep),

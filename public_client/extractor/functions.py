@@ -173,17 +173,15 @@ def root(builder: Builder, input: Any) -> Any:
     return math.sqrt(input)
 
 
+_WORDS = {"add": "add", "mul": "multiply", "matmul": "matmul", "truediv": "divide"}
+"""Operations of two tensors, by the operator module's names."""
+
+
 def _of_tensors(builder: Builder, name: str, a: Traced, b: Traced) -> Traced:
-    if name == "add":
-        return builder.emit("add", a, b)
-    if name == "mul":
-        return builder.emit("multiply", a, b)
     if name == "sub":
         return builder.emit("add", a, negative(builder, b))
-    if name == "matmul":
-        return builder.emit("matmul", a, b)
-    if name == "truediv":
-        return builder.emit("divide", a, b)
+    if name in _WORDS:
+        return builder.emit(_WORDS[name], a, b)
     raise Refused(f"{name} of two tensors is not in the vocabulary", "use +, -, *, / and @ of tensors")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dpswd.public_client.extractor.functions import gelu
 from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Builder, Refused, Traced
 from dpswd.public_client.extractor.masks import as_scores
 from dpswd.public_client.extractor.unlowered import Held, Last, place
@@ -93,7 +94,9 @@ def multihead(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[T
         by_head = builder.reshape(part, (t, heads, d // heads))
         parts.append(builder.emit("permute", by_head, order=(1, 0, 2)))
     seen = builder.emit("permute", attend(builder, parts[0], parts[1], parts[2], masks=masks), order=(1, 0, 2))
-    return _linear(builder, layer.out_proj, f"{path}.out_proj" if path else "out_proj", builder.reshape(seen, (t, d)))
+    return linear_layer(
+        builder, layer.out_proj, f"{path}.out_proj" if path else "out_proj", builder.reshape(seen, (t, d))
+    )
 
 
 def self_attention(
@@ -137,8 +140,8 @@ def _encoded(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[Tr
         return multihead(builder, layer.self_attn, f"{at}self_attn", value, masks)
 
     def fed(value: Traced) -> Traced:
-        hidden = _linear(builder, layer.linear1, f"{at}linear1", value)
-        return _linear(builder, layer.linear2, f"{at}linear2", _activated(builder, layer.activation, hidden))
+        hidden = linear_layer(builder, layer.linear1, f"{at}linear1", value)
+        return linear_layer(builder, layer.linear2, f"{at}linear2", _activated(builder, layer.activation, hidden))
 
     def normed(value: Traced, name: str) -> Traced:
         return _layer_norm(builder, getattr(layer, name), f"{at}{name}", value)
@@ -201,7 +204,8 @@ def _joined(builder: Builder, outputs: list[Traced]) -> Traced:
     return builder.emit("permute", builder.emit("concat", *turned), order=(1, 0))
 
 
-def _linear(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+def linear_layer(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+    """nn.Linear."""
     return builder.emit(
         "linear", x, path=path, in_features=layer.in_features, out_features=layer.out_features, bias=layer.bias
     )
@@ -218,6 +222,5 @@ def _activated(builder: Builder, function: Any, x: Traced) -> Traced:
     if function in (functional.relu, torch.relu) or isinstance(function, nn.ReLU):
         return builder.emit("relu", x)
     if function is functional.gelu or isinstance(function, nn.GELU):
-        tanh = getattr(function, "approximate", "none") == "tanh"
-        return builder.emit("gelu_tanh" if tanh else "gelu", x)
+        return gelu(builder, x, getattr(function, "approximate", "none"))
     raise Refused("this activation of a transformer is not in the vocabulary", "use 'relu' or 'gelu'")

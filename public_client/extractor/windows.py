@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.sequence_layers import linear_layer
 from dpswd.shared.sandbox.operations import Shape
 
 
@@ -71,14 +72,10 @@ def attention(builder: Builder, layer: Any, path: str, x: Traced, windows: int, 
     """
     if x.shape is None:
         return UNKNOWN
-    heads, d = int(layer.num_heads), int(layer.proj.out_features)
-    inside = int(layer.qkv.out_features) // 3
+    heads, inside = int(layer.num_heads), int(layer.qkv.out_features) // 3
     t = math.prod(x.shape) // (windows * int(layer.qkv.in_features))
     flat = builder.reshape(x, (windows * t, int(layer.qkv.in_features)))
-    whole = builder.emit(
-        "linear", flat, path=f"{path}.qkv", in_features=flat.shape[1] if flat.shape else 0, out_features=3 * inside,
-        bias=layer.qkv.bias is not None,
-    )  # fmt: skip
+    whole = linear_layer(builder, layer.qkv, f"{path}.qkv", flat)
     sides = (windows, t, heads, inside // heads)
     parts = []
     for number in range(3):
@@ -94,10 +91,7 @@ def attention(builder: Builder, layer: Any, path: str, x: Traced, windows: int, 
         scores = builder.emit("add", scores, mask)
     shares = builder.emit("softmax", builder.reshape(scores, (windows * heads, t, t)))
     seen = rearranged(builder, builder.emit("matmul", shares, v), (windows, heads, t, inside // heads), (0, 2, 1, 3))
-    return builder.emit(
-        "linear", builder.reshape(seen, (windows * t, inside)), path=f"{path}.proj", in_features=inside, out_features=d,
-        bias=layer.proj.bias is not None,
-    )  # fmt: skip
+    return linear_layer(builder, layer.proj, f"{path}.proj", builder.reshape(seen, (windows * t, inside)))
 
 
 def _relative(builder: Builder, layer: Any, path: str) -> Traced:

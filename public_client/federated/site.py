@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.published_methods.descent import PublicStep
+from dpswd.public_client.published_methods.descent import PublicStep, detached
 from dpswd.public_client.published_methods.finetune import Finetune, FinetuneRun
 from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.history import detached
 from dpswd.public_client.training.run import DrawnStep
 from dpswd.shared.core.errors import InvalidValue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +198,10 @@ def adapt(
         folder = None if directory is None else Path(directory)
         if folder is not None and name not in ("", ALONE):
             folder = folder / "sites" / name
-        climb = _Climb(start, batches, own, contract=contract, directory=folder, device=device, seed=seed)
-        climb.evaluate = evaluate.get(name or ALONE) if isinstance(evaluate, Mapping) else evaluate
-        climb.log, climb.progress = log, progress
+        common = {"contract": contract, "device": device, "seed": seed}
+        shown = evaluate.get(name or ALONE) if isinstance(evaluate, Mapping) else evaluate
+        watching = {"evaluate": shown, "log": log, "progress": progress}
+        climb = _Climb(start, batches, own, folder, common, watching)
         asked = _of(epsilon, name)
         ladder = _stored_ladder(folder, own)
         with one_thread(), recorded(own.curator, folder, begun=ladder is not None) as recording:
@@ -264,20 +265,18 @@ def _of(epsilon: float | Mapping[str, float], name: str) -> float:
     return epsilon[name or ALONE] if isinstance(epsilon, Mapping) else epsilon
 
 
+@dataclass
 class _Climb:
     """One hospital's."""
 
-    def __init__(
-        self, start: Model, batches: Batches, hospital: Hospital, *, contract: DataContract | None,
-        directory: Path | None, device: str, seed: int,
-    ) -> None:  # fmt: skip
-        self._start, self._batches, self._hospital = start, batches, hospital
-        self._contract, self._directory, self._device, self._seed = contract, directory, device, seed
-        self.evaluate: Evaluate | None = None
-        self.log: Recorder | None = None
-        self.progress = True
-        self._moves: tuple[float, ...] | None = None
-        self._looks = ""  # what the glance says of the inputs
+    start: Model
+    batches: Batches
+    hospital: Hospital
+    directory: Path | None
+    common: Mapping[str, Any]  # of each rung's training: contract, device, seed
+    watching: Mapping[str, Any]  # of each rung's fit: evaluate, log, progress
+    moves: tuple[float, ...] | None = None
+    looks: str = ""  # what the glance says of the inputs
 
     def climbed(self, ladder: Ladder) -> Adapted:
         """Asks rung after rung.
@@ -286,8 +285,8 @@ class _Climb:
             DpswdError: of the first rung; a later one ends the ladder with what it has.
         """
         self._keep(ladder)
-        device = resolve_device(self._device)
-        start = Model(self._start.extractor.to(device).eval(), self._start.classifier.to(device).eval())
+        device = resolve_device(self.common["device"])
+        start = Model(self.start.extractor.to(device).eval(), self.start.classifier.to(device).eval())
         reached = Adapted(ladder, start)
         skipped: set[str] = set()
         for name in ladder.plans:
@@ -309,29 +308,21 @@ class _Climb:
 
     def _plan(self, name: str, plan: Plan) -> Plan:
         """Layers are clipped by how far the glance saw them move."""
-        if name != LAYERS or self._moves is None:
+        if name != LAYERS or self.moves is None:
             return plan
         assert isinstance(plan.method, Normalisation)
-        return replace(plan, method=replace(plan.method, moves=self._moves))  # moves do not enter the price
+        return replace(plan, method=replace(plan.method, moves=self.moves))  # moves do not enter the price
 
     def _asked(self, name: str, plan: Plan, model: Model) -> Site:
         adaptation = DomainAdaptation(
             model.extractor,
             model.classifier,
-            hospital=self._hospital,
+            hospital=self.hospital,
             plan=plan,
-            contract=self._contract,
-            device=self._device,
-            seed=self._seed,
             source_epochs=0,
+            **self.common,
         )
-        adaptation.fit(
-            self._batches,
-            evaluate=self.evaluate,
-            checkpoint=None if self._directory is None else self._directory / name,
-            log=self.log,
-            progress=self.progress,
-        )
+        adaptation.fit(self.batches, checkpoint=self.directory and self.directory / name, **self.watching)
         (site,) = adaptation.sites.values()
         return site
 
@@ -342,13 +333,12 @@ class _Climb:
         if name == GLANCE:
             outcome, plain, needless = self._seen(site)
         elif name == LAYERS and outcome not in UNCHANGED:
-            plain = self._looks or plain
+            plain = self.looks or plain
         elif name == VIEWS and outcome == "priors corrected" and reached.outcome == UNEXPLAINED:
             # Moved channels explain as much: the frequencies that imitate them would cost more than right ones gain.
             outcome, plain = UNEXPLAINED, "other class frequencies would explain it, and moved channels as well"
         changed = outcome not in (*UNCHANGED, SEEN)
         reached.answers.append(Answer(name, outcome, plain, site.finding, charged, changed))
-        reached.history = site.history
         if changed and site.model is not None:
             reached.model = site.model
         if needless == {LAYERS, VIEWS}:
@@ -363,7 +353,7 @@ class _Climb:
         assert talk.verdict is not None, "a glance asks for it"
         plain = words.of_glance(talk.verdict, channels=site.run.probed.probes[0].place.channels)
         if talk.verdict.channels:
-            self._moves, self._looks = talk.moves, plain
+            self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()
         if talk.verdict.outcome == UNDECIDED:  # a release of another kind may tell
             return UNEXPLAINED, plain, {LAYERS}
@@ -371,10 +361,10 @@ class _Climb:
 
     def _keep(self, ladder: Ladder) -> None:
         """What a climb that goes on must not plan anew: prices would be of what is left."""
-        if self._directory is None:
+        if self.directory is None:
             return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / _LADDER
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / _LADDER
         if not path.exists():
             path.write_text(json.dumps(ladder.to_json()), encoding="utf-8")
 

@@ -23,7 +23,6 @@ from dpswd.public_client.methods.normalisation import UNCHANGED
 from dpswd.public_client.plans.measured import measured_alike
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNEXPLAINED
-from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DpswdError, InvalidValue, PrivacyError, rounded
@@ -69,7 +68,6 @@ class Adapted:
         comparison: with the team's own model on the hospital's labels, where it was asked for.
         not_compared: why there is none although it was asked for; the changed model is delivered.
         lost: why a hospital among several was not asked to the end of its first rung; its model is the team's own.
-        history: of the last rung.
         evidence: makes what the model follows from; None where nothing was recorded.
         credentials: of the connection; their key signs the certificate.
     """
@@ -81,7 +79,6 @@ class Adapted:
     comparison: Comparison | None = None
     not_compared: DpswdError | None = None
     lost: DpswdError | None = None
-    history: list[HistoryPoint] = field(default_factory=list)
     evidence: Callable[[], Evidence] | None = None
     credentials: Path | None = None
 
@@ -168,19 +165,17 @@ class Adapted:
         Args:
             site: the team's name for the hospital.
         """
+        state, reason, answers = "finished", None, self.answers
         if self.lost is not None:
             state = "refused" if isinstance(self.lost, (PrivacyError, InvalidValue)) else "set aside"
-            common = {"site": site, "rung": "", "state": state, "steps": 0, "planned_steps": 0}
-            common |= {"outcome": "", "plain": ""}
-            reason = f"{type(self.lost).__name__}: {self.lost}"
-            return [common | {"finding": "", "charged_epsilon": 0.0, "reason": reason, "not_compared": None}]
+            reason, answers = f"{type(self.lost).__name__}: {self.lost}", [Answer("", "", "", "", 0.0, False)]
         rows = []
-        not_compared = None if self.not_compared is None else str(self.not_compared)
-        for answer in self.answers:
-            steps = self.ladder.plans[answer.rung].steps
-            own = {"site": site, "rung": answer.rung, "state": "finished", "steps": steps, "planned_steps": steps}
-            own |= {"outcome": answer.outcome, "plain": answer.plain, "finding": answer.finding}
-            rows.append(own | {"charged_epsilon": answer.epsilon, "reason": None, "not_compared": not_compared})
+        for answer in answers:
+            steps = 0 if self.lost is not None else self.ladder.plans[answer.rung].steps
+            row = {"site": site, "state": state, "steps": steps, "planned_steps": steps, "reason": reason}
+            row |= {name: getattr(answer, name) for name in ("rung", "outcome", "plain", "finding")}
+            compared = None if self.not_compared is None else str(self.not_compared)
+            rows.append(row | {"charged_epsilon": answer.epsilon, "not_compared": compared})
         return rows
 
     def explain(self) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.evidence.certificate import composed
 from dpswd.public_client.plans.plan import Plan
 from dpswd.shared.accounting.pricing import filter_for
-from dpswd.shared.core.errors import BudgetExhausted, InvalidValue
+from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import NeighbouringRelation, RunEvent
 from dpswd.shared.core.privacy.filter import PrivacyFilter
@@ -78,7 +79,8 @@ def priced_together(
         middle = math.sqrt(low * high)
         tried = at(middle)
         events = [*before, *(plan.event() for plan in tried.values())]
-        if all(_fits(own, events, epsilon) for own in filters(events)):
+        costs = [composed(own, events) for own in filters(events)]
+        if all(cost is not None and cost <= epsilon for cost in costs):
             high, best = middle, tried
         else:
             low = middle
@@ -107,14 +109,3 @@ def _with_epsilon(plan: Plan, epsilon: float) -> Plan:
     sizes = {"feature_dimension": plan.feature_dimension, "gradient_parameters": plan.gradient_parameters}
     blank = replace(plan, epsilon=epsilon, feature_dimension=None, gradient_parameters=None, noise=None)
     return blank.for_model(**sizes)
-
-
-def _fits(own: PrivacyFilter, events: Sequence[RunEvent], epsilon: float) -> bool:
-    """Whether a filter admits all, and certifies at most epsilon afterwards."""
-    spent = own.zero()
-    try:
-        for event in events:
-            spent = own.admit(spent, own.price(event))
-    except BudgetExhausted:
-        return False
-    return own.epsilon(spent) <= epsilon

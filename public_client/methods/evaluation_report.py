@@ -317,9 +317,7 @@ def best_correct(release: Counts, declared: EvaluationDeclaration, records: floa
         estimates += [trace, records - (float(release.confusion.sum()) - trace)]
     if release.calibration is not None:
         estimates += [float(release.calibration[0].sum()), records - float(release.calibration[1].sum())]
-    variances = correct_estimates(declared)
-    best = correct_variance(declared)
-    return best * math.fsum(value / v for value, v in zip(estimates, variances, strict=True)), best
+    return _weighted(list(zip(estimates, correct_estimates(declared), strict=True)))
 
 
 def nearest_counts(noisy: Floats, total: float) -> Floats:

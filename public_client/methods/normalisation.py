@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -125,14 +125,19 @@ class Normalisation(Method):
         shown = training.shown(self.source_records)
         records, labels = shown.images.cpu(), shown.labels.cpu()
         stored = group.store.read("layers") if group.store is not None else None
-        places = find_places(model, records[:_AT_ONCE]) if stored is None else _places_of(stored)
+        if stored is None:
+            places = find_places(model, records[:_AT_ONCE])
+        else:
+            places = tuple(Place(**place) for place in stored["places"])
         if self.moves and len(self.moves) != len(places):
             raise InvalidValue(f"moves names {len(self.moves)} layers; this network has {len(places)}")
         probed = Probed(model, places)
         if stored is None:
             vectors = statistics_of(probed, records)
             if group.store is not None:
-                group.store.write("layers", _state_of(places, vectors, labels))
+                # What a training that goes on must not compute anew: of other source records it would be another.
+                state = {"places": [asdict(place) for place in places], "vectors": vectors, "labels": labels}
+                group.store.write("layers", state)
         else:
             vectors, labels = stored["vectors"], stored["labels"]
         ready = self.ready(probed, group.record_shape())
@@ -263,22 +268,6 @@ def _install(site: Site, talk: Conversation, probed: Probed, training: Training)
 
 def _whole(extractor: nn.Module, classifier: nn.Module) -> nn.Sequential:
     return nn.Sequential(copy.deepcopy(extractor), copy.deepcopy(classifier)).cpu().eval()
-
-
-def _state_of(places: tuple[Place, ...], vectors: Tensor, labels: Tensor) -> dict[str, Any]:
-    """What a training that goes on must not compute anew: of other source records it would be another."""
-    return {
-        "places": [
-            {name: getattr(place, name) for name in ("path", "channels", "last", "sides", "center", "spread")}
-            for place in places
-        ],
-        "vectors": vectors,
-        "labels": labels,
-    }
-
-
-def _places_of(stored: dict[str, Any]) -> tuple[Place, ...]:
-    return tuple(Place(**place) for place in stored["places"])
 
 
 def _run_of(site: Site) -> LayersRun:

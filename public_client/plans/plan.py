@@ -136,13 +136,7 @@ class Plan:
             raise InvalidValue("the plan's noise depends on the model; call for_model first")
         adapted = {_PRICED[0]: (self.gradient_parameters,)} if self.gradient_parameters else {}
         return Facts(
-            DataSetFacts(
-                self.records,
-                self.record_shape,
-                self.classes,
-                partly_labelled=self.partly_labelled,
-                labelled=self.labelled,
-            ),
+            DataSetFacts(**{own.name: getattr(self, own.name) for own in fields(DataSetFacts)}),
             ModelFacts(self.record_shape, self.feature_dimension, adapted),
         )
 
@@ -299,11 +293,7 @@ def make_plan(
         method=method,
         epsilon=epsilon,
         delta=description.data_set_budget.delta,
-        records=description.records,
-        record_shape=description.record_shape,
-        classes=description.classes,
-        partly_labelled=description.partly_labelled,
-        labelled=description.labelled,
+        **vars(description.facts),
         steps=usual.steps if steps is None else steps,
         batch_size=max(least, min(usual.batch, most)) if batch_size is None else batch_size,
         remaining=description.remaining,

@@ -20,10 +20,11 @@ from torch.nn import functional
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.feature_maps import map_from_source
+from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_between, not_counts, not_positive
-from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align
+from dpswd.public_client.published_methods.descent import AnsweredStep, DescentRun, PublicStep, align, unfinished
 from dpswd.public_client.published_methods.losses import gradient_term, sliced_loss
 from dpswd.public_client.training.loop import Training
 from dpswd.public_client.training.method import Method
@@ -129,7 +130,8 @@ class AllWeights(Method):
             )
         ready = self.declarable(training.model.extractor.eval(), group.record_shape())
         group.charge_each(lambda site: AlignedRun(site.curator, ready, site.plan, checkpoint=site.store).open())
-        group.install(training.model)
+        for site in group.live:
+            site.model = training.model
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; sites share the weights, and the source features change with each step."""
@@ -178,11 +180,12 @@ class AlignedRun(DescentRun[GradientReply]):
 
 def _next_batch(group: Group, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The loader's next batch; for a step that was under way when the process ended, the batch it was asked with."""
-    waiting = any(site.run.has_pending and not site.stale for site in group.unfinished)
-    stored = group.store.read_batch() if group.store is not None and waiting else None
+    waiting = any(site.run.pending is not None and not site.stale for site in unfinished(group))
+    name = f"batch-{Ranks.current().rank}"
+    stored = group.store.read_own(name) if group.store is not None and waiting else None
     if stored is not None:
-        return stored
+        return stored["images"], stored["labels"]
     images, labels = next(batches)
     if group.store is not None:
-        group.store.write_batch(images, labels)
+        group.store.write_own(name, {"images": images, "labels": labels})
     return images, labels

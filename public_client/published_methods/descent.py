@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.replay.posterior import cosine
-from dpswd.public_client.training.history import Average, detached
 from dpswd.public_client.training.loop import Training, status, write_histories
 from dpswd.public_client.training.run import DrawnStep, Release, Reply
 from dpswd.public_client.training.sites import Group, Site
@@ -51,7 +50,7 @@ class Descent:
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, steps: int, averaging: float) -> None:
         self.parameters: list[Tensor] = [own for part in optimizer.param_groups for own in part["params"]]
-        self.optimizer, self.average = optimizer, Average(self.parameters, averaging)
+        self.optimizer, self._averaging, self._averages = optimizer, averaging, detached(self.parameters)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: cosine(min(t, steps) / steps))
 
     def step(self, ranks: Ranks, *, moves: bool = True) -> None:
@@ -60,21 +59,28 @@ class Descent:
             ranks.average_gradients(self.parameters)
             self.optimizer.step()
         self.schedule.step()
-        self.average.update(self.parameters)
+        for average, parameter in zip(self._averages, self.parameters, strict=True):
+            average.lerp_(parameter.detach(), 1.0 - self._averaging)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Puts the averages in the parameters' place."""
+        for average, parameter in zip(self._averages, self.parameters, strict=True):
+            parameter.copy_(average)
 
     def stored(self) -> dict[str, Any]:
         """All but the parameters, for a checkpoint."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "average": self.average.values,
+            "average": self._averages,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes back to what `stored` gave."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        self.average.values = [value.to(self.parameters[0].device) for value in state["average"]]
+        self._averages = [value.to(self.parameters[0].device) for value in state["average"]]
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,16 @@ class DescentRun(Release[Reply], abc.ABC):
         """A drawn step as a loss, by the public half that it was asked with."""
 
 
+def detached(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Copies without gradients."""
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def unfinished(group: Group) -> list[Site]:
+    """Sites that take part and have steps left."""
+    return [site for site in group.live if site.steps + site.run.steps_lost < site.plan.steps]
+
+
 def _answers(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
     """One charged step of every site that has steps left, in parallel; of a stale step the answer is left out."""
 
@@ -125,8 +141,8 @@ def _answers(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
         assert isinstance(site.run, DescentRun), "another kind of run belongs to another method"
         return site.run
 
-    asked = {site.name: site for site in group.unfinished}
-    drawn = group.each(lambda site: run_of(site).draw(run_of(site).request(half)), group.unfinished)
+    asked = {site.name: site for site in unfinished(group)}
+    drawn = group.each(lambda site: run_of(site).draw(run_of(site).request(half)), list(asked.values()))
     answers = {}
     for name, step in drawn.items():
         site = asked[name]
@@ -160,7 +176,7 @@ def align(
     with reporting(f"aligning with {group}", steps, shown=training.progress, done=t) as bar:
         for site in group.live if t == 0 else []:
             training.record(site, 0, math.nan)
-        while group.unfinished:
+        while unfinished(group):
             t += 1
             half = public()
             answers = _answers(group, half)
@@ -177,8 +193,8 @@ def align(
                 group.store.write("state", _state(group, descent, t, absent))
             rate = float(descent.schedule.get_last_lr()[0])
             class_loss = {} if half.class_loss is None else {"class_loss": float(half.class_loss.detach())}
-            if not group.unfinished:
-                descent.average.copy_to(descent.parameters)
+            if not unfinished(group):
+                descent.end()
             for site in (site for site in group.live if site.name in answers):
                 distance, fresh = answers[site.name].distance, distances[site.name]
                 fresh.append(distance)
@@ -187,7 +203,7 @@ def align(
                     training.record(site, site.steps, sum(fresh) / len(fresh))
                     fresh.clear()
             bar.advance(status(group))
-    descent.average.copy_to(descent.parameters)
+    descent.end()
     write_histories(group)
 
 
@@ -226,5 +242,5 @@ def _restored(group: Group, descent: Descent, absent: dict[str, tuple[int, str]]
         site.steps, site.request_id = absent.pop(site.name, (0, ""))
     for site in group.live:
         # A site that was set aside earlier comes back with a request that was made for weights of that time.
-        site.stale = site.run.has_pending and site.steps < done
+        site.stale = site.run.pending is not None and site.steps < done
     return done

@@ -14,7 +14,7 @@ from torch.nn import functional
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.replay.cross_fitting import laid_out
+from dpswd.public_client.replay.cross_fitting import laid_out, scores_of
 from dpswd.public_client.replay.views import FeatureView, View
 
 _BATCH = 128
@@ -89,8 +89,7 @@ def _folds(
     Both models of a trial are tuned for as long on the same records, one of them without the view: a classifier that
     knows its training records by heart would otherwise look better than it is.
     """
-    with torch.no_grad():
-        features = torch.cat([extractor(records) for records in torch.split(source.images, _AT_ONCE)])
+    features = scores_of(extractor, source.images)
     data, still = Labelled(features, source.labels), FeatureView(torch.ones_like(features[0]))
     numbers = torch.randperm(len(data), generator=generator).to(source.labels.device) % _FOLDS
     trials = []

@@ -115,9 +115,8 @@ def mock_description(
     budget = Budget(epsilon=epsilon, delta=delta, spent=0.0, remaining=epsilon, closed=False)
     facts = DataSetFacts(records, tuple(record_shape), classes, partly_labelled=partly_labelled, labelled=labelled)
     return Description(
+        **vars(facts),
         data_set=name,
-        records=records,
-        record_shape=tuple(record_shape),
         data_set_budget=budget,
         client_budget=budget,
         neighbouring_relation=NeighbouringRelation.REPLACE_ONE.value,
@@ -131,9 +130,6 @@ def mock_description(
         ledger_public_key="00" * 32,  # replaced by the mock's own
         client_name=DRY_RUN,
         software_version="mock",
-        classes=classes,
-        partly_labelled=partly_labelled,
-        labelled=labelled,
         contract=contract or DataContract(),
     )
 
@@ -189,13 +185,7 @@ class MockCurator(Curator):
         if description.remaining <= 0.0:
             raise errors.InvalidValue(f"nothing is left of the budget of {description.data_set!r}; each run is refused")
         self._described = description
-        self._data = DataSetFacts(
-            description.records,
-            description.record_shape,
-            description.classes,
-            partly_labelled=description.partly_labelled,
-            labelled=description.labelled,
-        )
+        self._data = description.facts
         self._mechanisms = {
             name: mechanism
             for name, mechanism in (every_mechanism() if mechanisms is None else mechanisms).items()

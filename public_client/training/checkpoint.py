@@ -8,7 +8,7 @@ goes on, with no step spent twice and none lost. The directory holds
     NAME.pt         what a method's run is declared with, such as a head's first weights
     run.json        the plan and the request id of OpenRun (written before the run is charged)
     state.pt        weights, optimiser and averages after the last applied step
-    batch.pt        the public batch that the request under way was made with, where each step has its own
+    NAME-RANK.pt    what each process keeps of its own, such as the public batch of the request under way
     pending.json    the request that is under way; one that `state.pt` names is done
     receipts.jsonl  the curator's receipts (`receipts`)
 
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dpswd.public_client.curator.values import PendingStep
 from dpswd.public_client.data.ranks import Ranks
@@ -41,7 +40,7 @@ class Checkpoint:
 
     Args:
         directory: made when it is missing; where several processes train, on a file system that all of them see.
-        ranks: rank 0 writes and reads for all; each rank keeps its own batch. By default this process is alone.
+        ranks: rank 0 writes and reads for all. By default this process is alone.
         above: of the sites that share a model, where this one is a site's.
 
     Attributes:
@@ -53,7 +52,6 @@ class Checkpoint:
         self._above = above
         self._ranks = ranks or Ranks()
         self.writes = self._ranks.first
-        self._batch = "batch" if self._ranks.size == 1 else f"batch-{self._ranks.rank}"
         directory.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -95,20 +93,11 @@ class Checkpoint:
                 that a pending one of an older step is known as done), another for what a method's runs declare.
             value: to be stored.
         """
-        self._ranks.share(lambda: self._save(name, value))
+        self._ranks.share(lambda: self.write_own(name, value))
 
     def read(self, name: str) -> dict[str, Any] | None:
         """What `write` stored under this name, or None."""
-        return self._ranks.share(lambda: self._load(name))
-
-    def write_batch(self, images: Tensor, labels: Tensor) -> None:
-        """Stores the public batch of the next request, before that request is written."""
-        self._save(self._batch, {"images": images, "labels": labels})
-
-    def read_batch(self) -> tuple[Tensor, Tensor] | None:
-        """What `write_batch` stored last, or None."""
-        batch = self._load(self._batch)
-        return None if batch is None else (batch["images"], batch["labels"])
+        return self._ranks.share(lambda: self.read_own(name))
 
     def applied(self) -> frozenset[str]:
         """Request ids of the last steps whose answers are in the state: a pending one of these is done."""
@@ -119,12 +108,14 @@ class Checkpoint:
         """The directory of one curator of several."""
         return Checkpoint(self.directory / "sites" / name, ranks=self._ranks, above=self)
 
-    def _save(self, name: str, value: Mapping[str, Any]) -> None:
+    def write_own(self, name: str, value: Mapping[str, Any]) -> None:
+        """Stores what is this process's alone; see `write`."""
         buffer = io.BytesIO()  # written to a file, torch would hide a full disk behind an error of its own
         torch.save(dict(value), buffer)
         _replace(self.directory / f"{name}.pt", buffer.getvalue())
 
-    def _load(self, name: str) -> dict[str, Any] | None:
+    def read_own(self, name: str) -> dict[str, Any] | None:
+        """What `write_own` stored under this name, or None."""
         path = self.directory / f"{name}.pt"
         if not path.exists():
             return None

@@ -95,6 +95,7 @@ class Release(Generic[Reply]):
         answers: that were drawn by `ask`, in order, with those of an earlier process.
         steps_drawn: by this process.
         steps_lost: charged steps that the curator has given up.
+        pending: the step that was under way when an earlier process, or connection, ended, and is drawn next; or None.
     """
 
     run: Run
@@ -112,7 +113,7 @@ class Release(Generic[Reply]):
     ) -> None:
         self._curator, self._ready, self._checkpoint, self._ids = curator, ready, checkpoint, ids
         self._feature_map = feature_map
-        self._pending: PendingStep | None = None
+        self.pending: PendingStep | None = None
         self.parameters, self.plan = ready.parameters, plan if ids is not None else ready.sized(plan)
         self.mechanism = plan.method.mechanism
         self.answers: list[DrawnStep[Reply]] = []
@@ -144,11 +145,6 @@ class Release(Generic[Reply]):
             _log.info("%d charged steps of run %s were not drawn", left, self.run.run_id)
 
     @property
-    def has_pending(self) -> bool:
-        """Whether the next step drawn is one that was under way when an earlier process, or connection, ended."""
-        return self._pending is not None
-
-    @property
     def left(self) -> int:
         """Steps that `ask` can still draw."""
         return self.plan.steps - len(self.answers) - self.steps_lost
@@ -162,7 +158,7 @@ class Release(Generic[Reply]):
         Raises:
             RunFinished: all declared steps are used.
         """
-        pending, self._pending = self._pending or self._written(request), None
+        pending, self.pending = self.pending or self._written(request), None
         try:
             release = self._curator.send(pending)
             self.steps_drawn += 1
@@ -173,7 +169,7 @@ class Release(Generic[Reply]):
             _log.warning("a step of run %s is lost, going on with the next: %s", self.run.run_id, error)
             return self.draw(request)
         except (CuratorUnavailable, RequestInProgress, CuratorFault, LedgerCorrupt):
-            self._pending = pending  # it may have used up a step: what is drawn next is this one, by the same id
+            self.pending = pending  # it may have used up a step: what is drawn next is this one, by the same id
             raise
 
     def ask(self, request: Payload | None = None) -> DrawnStep[Reply]:
@@ -243,7 +239,7 @@ class Release(Generic[Reply]):
         self.plan = Plan.from_json(run["plan"], method=type(self.plan.method))
         pending = checkpoint.read_pending()
         if pending is not None and pending.request_id not in checkpoint.applied():
-            self._pending = pending  # not yet applied when the process ended
+            self.pending = pending  # not yet applied when the process ended
         for number, stored in enumerate((checkpoint.read("state") or {}).get("answers", ()), start=1):
             asked, reply = (bytes(stored[name].numpy()) for name in ("asked", "reply"))
             self.answers.append(DrawnStep(number, self.mechanism.reply.from_bytes(reply), "", asked))

@@ -23,7 +23,6 @@ from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import refuse
 from dpswd.public_client.training.asking import ask_each
 from dpswd.public_client.training.checkpoint import Checkpoint
-from dpswd.public_client.training.history import HistoryPoint
 from dpswd.public_client.training.run import Release
 from dpswd.shared.core.errors import (
     CuratorFault,
@@ -46,6 +45,23 @@ _UNHEARD = (CuratorUnavailable, RequestInProgress, CuratorFault, LedgerCorrupt)
 """After these nobody here knows what the curator did."""
 STRAGGLER_S = 20.0
 """How much longer than twice what half of the sites took one may take, by default, before it is set aside: seconds."""
+
+
+@dataclass(frozen=True)
+class HistoryPoint:
+    """Where training stood after a step.
+
+    Attributes:
+        step: steps drawn so far.
+        distance: estimated distance F, averaged since the last point.
+        epsilon: what the steps so far would cost alone; the whole run was charged when it opened.
+        accuracy: percent, where an evaluation was given; else NaN.
+    """
+
+    step: int
+    distance: float
+    epsilon: float
+    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -172,25 +188,17 @@ class Group:
         """Those that still take part."""
         return [site for site in self.sites if site.lost is None]
 
-    @property
-    def unfinished(self) -> list[Site]:
-        """Those that take part and have steps left."""
-        return [site for site in self.live if site.steps + site.run.steps_lost < site.plan.steps]
-
     def shares(self, sites: Sequence[Site]) -> dict[str, float]:
         """Each site's part of a sum over these sites."""
         total = sum(site.weight for site in sites)
         return {site.name: site.weight / total for site in sites}
 
-    def each(
-        self, act: Callable[[Site], _Answer], sites: Sequence[Site] | None = None, *, parallel: bool = True
-    ) -> dict[str, _Answer]:
+    def each(self, act: Callable[[Site], _Answer], sites: Sequence[Site] | None = None) -> dict[str, _Answer]:
         """Asks sites in parallel, and sets aside those that fail.
 
         Args:
             act: asks one site.
             sites: which; by default all that take part.
-            parallel: one thread for each site; off where the act computes more than it waits.
 
         Returns:
             The answers by name, without those of sites that were set aside.
@@ -200,16 +208,15 @@ class Group:
             SettingsError: of any site: the caller's settings are wrong, other sites do not help.
         """
         asked = {site.name: site for site in (self.live if sites is None else sites)}
-        return self._heard(asked, act, parallel=parallel, straggler_s=self._straggler_s)
+        return self._heard(asked, act, straggler_s=self._straggler_s)
 
-    def charge_each(self, begin: Callable[[Site], Release[Any]], *, parallel: bool = True) -> None:
+    def charge_each(self, begin: Callable[[Site], Release[Any]]) -> None:
         """Opens the run of every site that takes part, and sets aside those that fail.
 
         All are waited for, stragglers too: a thread that was left behind would go on and charge a run that nobody has.
 
         Args:
             begin: opens (hence charges) one site's run.
-            parallel: see `each`.
 
         Raises:
             DpswdError, SettingsError: see `each`.
@@ -222,25 +229,21 @@ class Group:
                 site.perhaps_charged = True
                 raise
 
-        asked = {site.name: site for site in self.live}
-        self._heard(asked, act, parallel=parallel, to_the_end=True)
+        self._heard({site.name: site for site in self.live}, act, to_the_end=True)
 
     def _heard(
         self,
         asked: Mapping[str, Site],
         act: Callable[[Site], _Answer],
         *,
-        parallel: bool,
         straggler_s: float | None = None,
         to_the_end: bool = False,
     ) -> dict[str, _Answer]:
         """See `each`."""
-        # Ranks ask together, so all of them ask in one order.
-        parallel = parallel and Ranks.current().size == 1
         answers, failed = ask_each(
             list(asked),
             lambda name: act(asked[name]),
-            parallel=parallel,
+            parallel=Ranks.current().size == 1,  # ranks ask together, so all of them ask in one order
             straggler_s=straggler_s,
             to_the_end=to_the_end,
         )
@@ -258,11 +261,6 @@ class Group:
         """
         shapes = self.each(lambda site: site.curator.describe().record_shape)
         return next(iter(shapes.values()))
-
-    def install(self, model: Model) -> None:
-        """Gives the sites that take part what their records go through from now on."""
-        for site in self.live:
-            site.model = model
 
     def _set_aside(self, site: Site, error: DpswdError) -> None:
         site.lost = error
