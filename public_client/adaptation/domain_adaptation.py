@@ -141,11 +141,6 @@ class DomainAdaptation:
         return self._first.history
 
     @property
-    def target_extractor(self) -> nn.Module:
-        """What the first site's records go through."""
-        return self.model().extractor
-
-    @property
     def reports(self) -> list[dict[str, Any]]:
         """For each site: what was charged, how far it came, and why no further."""
         return [site.report() for site in self.sites.values()]
@@ -246,6 +241,8 @@ class DomainAdaptation:
             self._given, self._start = source_loader, copy.deepcopy(Model(self.extractor, self.classifier))
             self._digest = digest_of(source_loader, seed=self.seed)
         begin_again(source_loader, self.seed)
+        if evaluate is not None and not isinstance(evaluate, Mapping):
+            evaluate = dict.fromkeys(self.sites, evaluate)
         training = Training(
             model=Model(self.extractor, self.classifier),
             source=batches,
@@ -253,7 +250,7 @@ class DomainAdaptation:
             device=self.device,
             seed=self.seed,
             progress=progress,
-            evaluate=self._by_site(evaluate),
+            evaluate=evaluate or {},
             log=log if log is not None and ranks.first else Recorder(),
             view=self.view,
         )
@@ -422,11 +419,6 @@ class DomainAdaptation:
         if not self.shared:
             return [Group([site], site.store) for site in sites]
         return [Group(sites, store, straggler_s=None if self._federation is None else self._federation.straggler_s)]
-
-    def _by_site(self, evaluate: Evaluate | Mapping[str, Evaluate] | None) -> Mapping[str, Evaluate]:
-        if evaluate is None:
-            return {}
-        return evaluate if isinstance(evaluate, Mapping) else dict.fromkeys(self.sites, evaluate)
 
     def _declarable(self, batches: CheckedBatches, record_shape: tuple[int, ...]) -> Declarable:
         batches.require_shape(record_shape)

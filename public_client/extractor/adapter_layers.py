@@ -1,4 +1,7 @@
-"""Small layers that move records, the identity at first; the curator evaluates `dpswd.shared.sandbox.adapters`."""
+"""Small layers that move records, the identity at first; the curator evaluates `dpswd.shared.sandbox.adapters`.
+
+Beside them linear layers of given weights.
+"""
 
 from __future__ import annotations
 
@@ -63,3 +66,12 @@ class FeatureAffine(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (b, ..., d)."""
         return x * self.gain + self.bias
+
+
+def filled_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with these weights."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")  # draws no numbers
+    layer.weight = nn.Parameter(weight.float())
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.float())
+    return layer

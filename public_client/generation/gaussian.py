@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.generation.generator import Generator, traced
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.statistics import StatisticsGeneration
@@ -62,11 +63,9 @@ class Gaussian(StatisticsGeneration):
         laws = classes_of(self.read(run, fitting))
         values, vectors = np.linalg.eigh(laws.covariance)
         spread = vectors * np.sqrt(np.maximum(values, 0.0))  # (d, d)
-        decoder = nn.Linear(spread.shape[0] + len(laws.shares), spread.shape[0])
         unit = (self.high - self.low) * features.typical  # u = (x - low) / unit
-        with torch.no_grad():
-            decoder.weight.copy_(torch.from_numpy(np.hstack([spread, laws.means.T]) * unit))
-            decoder.bias.fill_(self.low)
+        weight = torch.from_numpy(np.ascontiguousarray(np.hstack([spread, laws.means.T]) * unit))
+        decoder = filled_linear(weight, torch.full((len(weight),), self.low))
         made, shares = traced(decoder, decoder.in_features), tuple(laws.shares.tolist())
         return Generator(made, run.plan.record_shape, shares, low=self.low, high=self.high)
 

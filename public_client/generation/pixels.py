@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.generation.procedural import procedural
 from dpswd.public_client.generation.scattering import principal
 from dpswd.shared.core.noise.clipping import RECORD_NORM
@@ -36,11 +37,9 @@ class Waves(nn.Module):
         each = -(-directions // len(SCALES))
         drawn = torch.cat([torch.randn((each, values), generator=own) / (s * math.sqrt(values)) for s in SCALES])
         self.middle, self.reach = 0.5 * (low + high), 2.0 / (high - low)
-        self.flat, self.angles = nn.Flatten(), nn.Linear(values, 2 * len(drawn))
+        phases = torch.tensor([0.0, -0.5 * math.pi]).repeat_interleave(len(drawn))
+        self.flat, self.angles = nn.Flatten(), filled_linear(torch.cat([drawn, drawn]), phases)
         self.gain = RECORD_NORM / math.sqrt(len(drawn))
-        with torch.no_grad():
-            self.angles.weight.copy_(torch.cat([drawn, drawn]))
-            self.angles.bias.copy_(torch.tensor([0.0, -0.5 * math.pi]).repeat_interleave(len(drawn)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, 2 D)."""
@@ -57,10 +56,7 @@ class Coordinates(nn.Module):
 
     def __init__(self, axes: Tensor, centre: Tensor) -> None:
         super().__init__()
-        self.flat, self.axes = nn.Flatten(), nn.Linear(axes.shape[1], len(axes))
-        with torch.no_grad():
-            self.axes.weight.copy_(axes)
-            self.axes.bias.copy_(-(axes @ centre))
+        self.flat, self.axes = nn.Flatten(), filled_linear(axes.contiguous(), -(axes @ centre))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, k)."""

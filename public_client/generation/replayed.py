@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.generation.generator import MAX_DEFORMATION, MAX_TRIES, Generator, traced
 from dpswd.public_client.generation.marginals import marginals
 from dpswd.public_client.generation.method import Fitting
@@ -212,11 +213,7 @@ def _first(released: ClassSums, width: int, share: float) -> ClassSums:
 def _head(laws: Classes) -> nn.Linear:
     """The discriminant on features of norm 1/2."""
     head = laws.discriminant()
-    made = nn.Linear(head.weight.shape[1], head.weight.shape[0])
-    with torch.no_grad():
-        made.weight.copy_(torch.from_numpy(head.weight) / RECORD_NORM)
-        made.bias.copy_(torch.from_numpy(head.bias))
-    return made
+    return filled_linear(torch.from_numpy(head.weight).contiguous() / RECORD_NORM, torch.from_numpy(head.bias))
 
 
 def _carried(axes: int, description: Description) -> int:

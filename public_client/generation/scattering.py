@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.generation.procedural import procedural
 from dpswd.public_client.generation.wavelets import (
     TURNS,
@@ -102,10 +103,7 @@ def scattering_features(
     count = min(axes, values.shape[1] - 1)
     variances, vectors = principal((values - centre) * gain, count)
     weight = (vectors * variances**-power * gain[:, None]).T  # (d, features)
-    linear = nn.Linear(weight.shape[1], count)
-    with torch.no_grad():
-        linear.weight.copy_(weight)
-        linear.bias.copy_(-(weight @ centre))
+    linear = filled_linear(weight.contiguous(), -(weight @ centre))
     return nn.Sequential(scattering, linear, OnSphere(count)).requires_grad_(False).eval()
 
 

@@ -131,10 +131,7 @@ class Recalibrate(Method):
 
         def learned(site: Site, bar: Reporter) -> Posterior:
             run = scores_run(site)
-            hidden = run.plan.number_private
-            return run.learned(
-                Hospital(public_of(run.basis, features, classes), run.declared, run.plan.with_label, hidden=hidden), bar
-            )
+            return run.learned(public_of(run.basis, features, classes), bar)
 
         posteriors = training.read_each(group, "scores", learned)
         for site in group.live:
@@ -156,43 +153,6 @@ def count_weight(ratio: float) -> float:
         ratio: records for each unit of noise of one step.
     """
     return math.sqrt(1.0 + (_MOST_COUNT**2 - 1.0) / (1.0 + (ratio / _COUNTED) ** 2))
-
-
-@dataclass(frozen=True, eq=False)
-class Hospital:
-    """What is public of a hospital and its run.
-
-    Attributes:
-        public: source records under the team's model.
-        declared: by the run.
-        records: with a label; n where their number is private.
-        hidden: whether it is, so that it follows from the counts.
-    """
-
-    public: Public
-    declared: ScoresDeclaration
-    records: int
-    hidden: bool = False
-
-    def released(self, reply: ScoresReply, at: Values) -> Released:
-        """A reply in the units of the likelihood."""
-        scored, sigma = Scored.of(reply, self.declared), self.declared.sigma
-        deviations = (sigma / self.declared.count_weight, math.sqrt(2.0) * sigma, sigma / self.declared.square_weight)
-        return Released(at, scored.counts, math.sqrt(2.0) * scored.gradient, scored.square, deviations)
-
-    def posterior(self, steps: list[Released]) -> Posterior:
-        """What the steps together say."""
-        records = self.records
-        if self.hidden:
-            counted = sum(float(step.counts.sum()) for step in steps) / len(steps)
-            records = int(min(max(counted, 2.0), self.records))
-        likelihood = Recalibration(
-            self.public,
-            scale=self.declared.scale.astype(np.float64),
-            slopes=self.declared.columns > 1,
-            records=records,
-        )
-        return likelihood.posterior(steps)
 
 
 def public_of(basis: Basis, features: Tensor, labels: np.ndarray[Any, Any]) -> Public:
@@ -222,33 +182,48 @@ class ScoresRun(Release[ScoresReply]):
         self.basis = basis
         self.verdict: Verdict | None = None
 
-    def learned(self, hospital: Hospital, bar: Reporter | None = None) -> Posterior:
+    def learned(self, public: Public, bar: Reporter) -> Posterior:
         """Draws all steps, each where the ones before it point to, and returns what they say together.
 
         Args:
-            hospital: whose run it is.
+            public: source records under the team's model.
             bar: told of every step.
 
         Raises:
             InvalidValue: the curator has given up every step.
         """
-        bar = bar or Reporter()
         steps: list[Released] = []
+        nowhere = np.zeros((self.declared.classes, self.declared.columns))
 
         def heard(answer: DrawnStep[ScoresReply]) -> None:
             at = ScoresRequest.from_bytes(answer.asked).correction.astype(np.float64)
-            steps.append(hospital.released(answer.reply, at))
+            steps.append(self._released(answer.reply, at))
             bar.advance(self.plan.charged)
 
         for answer in self.answers:
             heard(answer)
         while self.left > 0:
-            at = hospital.posterior(steps).mean if steps else np.zeros((self.declared.classes, self.declared.columns))
+            at = self._posterior(public, steps).mean if steps else nowhere
             heard(self.ask(ScoresRequest(at.astype(np.float32))))
         self.require_answers()
-        posterior = hospital.posterior(steps)
+        posterior = self._posterior(public, steps)
         self.verdict = Verdict.of(posterior)
         return posterior
+
+    def _released(self, reply: ScoresReply, at: Values) -> Released:
+        """A reply in the units of the likelihood."""
+        scored, sigma = Scored.of(reply, self.declared), self.declared.sigma
+        deviations = (sigma / self.declared.count_weight, math.sqrt(2.0) * sigma, sigma / self.declared.square_weight)
+        return Released(at, scored.counts, math.sqrt(2.0) * scored.gradient, scored.square, deviations)
+
+    def _posterior(self, public: Public, steps: list[Released]) -> Posterior:
+        """What the steps together say; where the number of labelled records is private, it follows from the counts."""
+        records = self.plan.with_label
+        if self.plan.number_private:
+            counted = sum(float(step.counts.sum()) for step in steps) / len(steps)
+            records = int(min(max(counted, 2.0), records))
+        scale, slopes = self.declared.scale.astype(np.float64), self.declared.columns > 1
+        return Recalibration(public, scale=scale, slopes=slopes, records=records).posterior(steps)
 
 
 def scores_run(site: Site) -> ScoresRun:

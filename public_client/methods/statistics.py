@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.methods.statistics_head import ClassSums, Head, Prior, discriminant, shares_of
 from dpswd.public_client.methods.statistics_method import StatisticsMethod, common_map
 from dpswd.public_client.plans.recipe import not_one_of
@@ -67,12 +68,7 @@ class Statistics(StatisticsMethod):
 
 def _linear(head: Head, feature_map: FeatureMap) -> nn.Linear:
     """The head on raw features: u = (f - center) * scale / (1/2) is part of it, the clip is not."""
-    classes, dimension = head.weight.shape
     gain = feature_map.scale.to("cpu", torch.float64) / RECORD_NORM
     weight = torch.from_numpy(head.weight) * gain
     bias = torch.from_numpy(head.bias) - weight @ feature_map.center.to("cpu", torch.float64)
-    made = nn.Linear(dimension, classes)
-    with torch.no_grad():
-        made.weight.copy_(weight)
-        made.bias.copy_(bias)
-    return made
+    return filled_linear(weight, bias)

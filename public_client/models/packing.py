@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.models.columns import Atom, Column, Form, Table, total, unsupported
 from dpswd.public_client.models.ensembles import Ensemble, Leaf, Outputs, Split, Tree
 from dpswd.shared.sandbox.attributes import MAX_EXTENT
@@ -171,15 +172,6 @@ def finished(sums: Tensor, outputs: Outputs) -> Tensor:
     if outputs == "one against the rest":
         return -functional.softplus(-sums)
     return sums
-
-
-def filled_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer with these weights."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")  # draws no numbers
-    layer.weight = nn.Parameter(weight.float())
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.float())
-    return layer
 
 
 def with_two_classes(weight: Tensor, bias: Tensor, outputs: Outputs) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.models import ensembles
 from dpswd.public_client.models.agreement import compare, made_records
 from dpswd.public_client.models.columns import Atom, Column, Form, Table, combined, unsupported
@@ -20,7 +21,6 @@ from dpswd.public_client.models.ensembles import Ensemble, Outputs
 from dpswd.public_client.models.packing import (
     LARGEST,
     Leaves,
-    filled_linear,
     finished,
     matrix,
     packed,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.recalibration.curvature import Values, contrasts
 
 MOST_CLASSES = 20
@@ -117,8 +118,5 @@ def _numbers(layer: nn.Linear) -> tuple[Values, Values]:
 
 
 def _linear(weight: Values, bias: Values) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], len(weight))
-    with torch.no_grad():
-        made.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
-        made.bias.copy_(torch.from_numpy(np.ascontiguousarray(bias)))
-    return made.requires_grad_(False)
+    both = (torch.from_numpy(np.ascontiguousarray(values)) for values in (weight, bias))
+    return filled_linear(*both).requires_grad_(False)

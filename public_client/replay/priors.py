@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.replay.cross_fitting import OutOfFold
 
 _LEAST_WEIGHT = 1e-3  # of a class
@@ -123,8 +124,5 @@ def with_priors(classifier: nn.Module, weights: Tensor) -> nn.Module:
         classifier: features to scores (m, classes) whose softmax is a probability on the source.
         weights: (classes,) the target's class frequencies over the source's.
     """
-    last = nn.Linear(len(weights), len(weights)).to(weights)
-    with torch.no_grad():
-        last.weight.copy_(torch.eye(len(weights)))
-        last.bias.copy_(torch.log(weights.clamp(min=_LEAST_WEIGHT)))
+    last = filled_linear(torch.eye(len(weights)).to(weights), torch.log(weights.clamp(min=_LEAST_WEIGHT)))
     return nn.Sequential(copy.deepcopy(classifier), last).eval()

@@ -41,7 +41,7 @@ from dpswd.public_client.evidence.certificate import described
 from dpswd.public_client.evidence.evidence import GENERATOR, Evidence
 from dpswd.public_client.generation.generator import load_generator
 from dpswd.public_client.ladder.check import Checked, derive_by, source_batches
-from dpswd.public_client.testing.canaries import CERTAIN, CONFIDENCE
+from dpswd.public_client.testing.canaries import CERTAIN, CONFIDENCE, rounded_down
 from dpswd.public_client.testing.mock import MockCurator
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.errors import DpswdError, InvalidValue
@@ -171,8 +171,8 @@ def attacked(
     for secret, outside in ((MEMBERSHIP, worlds[0]), (ATTRIBUTE, worlds[2])):
         scores = ratios(outside, worlds[1])
         stated, surely = (bounds(*scores, delta=delta, confidence=confidence) for confidence in (CONFIDENCE, CERTAIN))
-        row = {"attack": secret, "claim": privacy["epsilon"], "whatever_it_is": _down(stated[0])}
-        row |= {"lower_bound": _down(stated[1])} if files.whole else {}
+        row = {"attack": secret, "claim": privacy["epsilon"], "whatever_it_is": rounded_down(stated[0])}
+        row |= {"lower_bound": rounded_down(stated[1])} if files.whole else {}
         row |= {"refuted": max(surely if files.whole else surely[:1]) > privacy["epsilon"], "confidence": CONFIDENCE}
         row |= {"stand_in": made_of, "trials": trials, "seconds": round(time.monotonic() - begun)}
         rows.append(row | {"day": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"})
@@ -277,7 +277,3 @@ def bounds(outside: Values, inside: Values, *, delta: float, confidence: float) 
 def upper_limit(hits: int, trials: int, alpha: float) -> float:
     """Clopper-Pearson: the rate is at most this, wrong with probability at most alpha."""
     return 1.0 if hits == trials else float(beta.ppf(1.0 - alpha, hits + 1, trials - hits))
-
-
-def _down(value: float) -> float:
-    return int(value * 1000.0) / 1000.0

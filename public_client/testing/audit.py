@@ -12,7 +12,7 @@ from safetensors.torch import load
 from dpswd.public_client.evidence.certificate import CERTIFICATE_SUFFIX, described
 from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.evidence.signature import signed, signer_of
-from dpswd.public_client.testing.canaries import CANARIES, CERTAIN, CONFIDENCE, DESIGNS, one_run
+from dpswd.public_client.testing.canaries import CANARIES, CERTAIN, CONFIDENCE, DESIGNS, one_run, rounded_down
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.ledger.receipts import sha256
 from dpswd.shared.core.privacy.event_json import event_from_json
@@ -49,7 +49,7 @@ def audited(evidence: Evidence) -> list[dict[str, Any]]:
                 (reply.least(event, delta, confidence), reply.guessed(delta, confidence))
                 for confidence in (CONFIDENCE, CERTAIN)
             )
-            row |= {"lower_bound": _down(least[0]), "whatever_it_is": _down(least[1])}
+            row |= {"lower_bound": rounded_down(least[0]), "whatever_it_is": rounded_down(least[1])}
             row |= {"confidence": CONFIDENCE, "canaries": CANARIES, "refuted": max(surely) > claim}
         rows.append(row)
     return rows
@@ -109,8 +109,3 @@ def in_words(row: Mapping[str, Any]) -> str:
         f"{row['canaries']} canaries prove {row['lower_bound']:.3g} by its law, {row['whatever_it_is']:.3g} whatever"
     )
     return f"{claim}; {proved} it is{'; REFUTED' if row['refuted'] else ''}"
-
-
-def _down(value: float) -> float:
-    """To three digits: another machine's last bits are not in it."""
-    return int(value * 1000.0) / 1000.0

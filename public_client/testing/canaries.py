@@ -273,6 +273,11 @@ def guess_p_value(coins: int, guesses: int, right: int, epsilon: float, delta: f
     return min(1.0, float(binom.sf(right - 1, guesses, rate)) + 2.0 * coins * delta * steepest)
 
 
+def rounded_down(value: float) -> float:
+    """To three digits: another machine's last bits are not in it."""
+    return int(value * 1000.0) / 1000.0
+
+
 def divided(event: RunEvent, factor: float) -> RunEvent:
     """The same run with the noise, and its grid, of every part divided by a factor."""
     parts = tuple(replace(own, sigma=own.sigma / factor, grid_step=own.grid_step / factor) for own in event.step.parts)

@@ -81,7 +81,7 @@ def test_all_weights_train_on_both_sides_and_bring_their_map_with_each_step(conn
     assert served.curator.calls["DrawStep"] == served.curator.steps_charged == STEPS
     assert all(step.feature_map is not None for step in served.curator.requests)
     assert len({step.adapted.tobytes() for step in served.curator.requests}) == STEPS
-    assert adaptation.target_extractor is adaptation.extractor
+    assert adaptation.model().extractor is adaptation.extractor
     assert all(not torch.equal(value, start[name]) for name, value in adaptation.extractor.state_dict().items())
     assert adaptation.history[-1].step == STEPS
     assert adaptation.history[-1].epsilon == pytest.approx(1.0, rel=1e-3)
@@ -92,7 +92,7 @@ def test_replay_asks_once_and_tunes_on_public_data(connect, served):
     adaptation = fit(model(connect(), "replay", steps=1, batch_size=200))
     assert served.curator.calls["DrawStep"] == 1
     assert served.curator.run.mechanism == "quantiles"  # no gradient is asked for
-    assert adaptation.target_extractor is not adaptation.extractor
+    assert adaptation.model().extractor is not adaptation.extractor
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -231,7 +231,7 @@ def test_one_file_holds_the_whole_model(connect, tmp_path):
     loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
     images = data(5).images
     torch.testing.assert_close(
-        loaded.scores(images), adaptation.classifier(adaptation.target_extractor(images)).detach()
+        loaded.scores(images), adaptation.classifier(adaptation.model().extractor(images)).detach()
     )
     assert loaded.plan["epsilon"] == 1.0
     with pytest.raises(errors.DataInvalid):

@@ -88,7 +88,7 @@ def test_it_is_planned_and_trained_with(tmp_path):
     assert charge.run.mechanism is CLIPPED_MEAN
     assert 9.5 < charge.epsilon <= 10.0
     assert trained.history[-1].distance < trained.history[1].distance
-    moved = trained.target_extractor(torch.ones(1, D)).detach()
+    moved = trained.model().extractor(torch.ones(1, D)).detach()
     assert float(moved.abs().mean()) < 0.5  # the target's mean was 1, the source's is 0
     trained.save(tmp_path / "adapted.safetensors")
     loaded = load_adapted(tmp_path / "adapted.safetensors", device="cpu")
@@ -108,7 +108,7 @@ def test_a_killed_training_is_resumed_without_spending_a_step_twice(tmp_path, me
     assert len(there.charges) == 1
     assert resumed.sites["curator"].steps == STEPS
     straight = model(curator()).fit(source(), progress=False)
-    for a, b in zip(resumed.target_extractor.parameters(), straight.target_extractor.parameters(), strict=True):
+    for a, b in zip(resumed.model().extractor.parameters(), straight.model().extractor.parameters(), strict=True):
         assert torch.equal(a, b)
 
 

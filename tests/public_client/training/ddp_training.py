@@ -102,7 +102,7 @@ def refused(model: DomainAdaptation, hospital: Hospital, ranks: Ranks) -> bool:
     greedy = hospital.plan(small("rows"), epsilon=3.9, steps=500, batch_size=300)
     try:
         DomainAdaptation(
-            model.target_extractor, model.classifier, hospital=hospital, plan=greedy, source_epochs=0, device="cpu"
+            model.model().extractor, model.classifier, hospital=hospital, plan=greedy, source_epochs=0, device="cpu"
         ).fit(Shards(ranks), progress=False)
     except BudgetExhausted as error:
         return error.remaining < 4.0
@@ -305,7 +305,7 @@ def train(out: Path, name: str, ranks: Ranks) -> None:
     model.fit(Shards(ranks), checkpoint=out / "run", progress=False)
     if ranks.first:
         model.save(out / "adapted.safetensors")  # rank 0 alone: it must not wait for the others
-    weights = {"extractor": model.target_extractor.state_dict(), "classifier": model.classifier.state_dict()}
+    weights = {"extractor": model.model().extractor.state_dict(), "classifier": model.classifier.state_dict()}
     torch.save(weights, out / f"weights-{ranks.rank}.pt")
     report = {"charges": [charge.epsilon for charge in mock.charges], "steps": model.sites["curator"].steps}
     if name in IN_VAIN:
