@@ -116,11 +116,6 @@ class Description:
         return DataSetFacts(**{own.name: getattr(self, own.name) for own in fields(DataSetFacts)})
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """Of the classes in order, where the operator declares them."""
-        return self.contract.class_names
-
-    @property
     def remaining(self) -> float:
         """Epsilon that the caller may still spend: the smaller of its own share and the data set's."""
         if self.data_set_budget.closed or self.client_budget.closed:

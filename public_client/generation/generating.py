@@ -132,7 +132,8 @@ def _facts(run: Release[Any], description: Description, *, seed: int, purpose: s
     plan = run.plan
     return {
         **{name: getattr(description, name) for name in ("data_set", "records", "classes")},
-        **{name: list(getattr(description, name)) for name in ("record_shape", "class_names")},
+        "record_shape": list(description.record_shape),
+        "class_names": list(description.contract.class_names),
         "method": plan.method.to_json(),
         "releases": plan.method.mechanism.summary(run.declared, plan.facts),
         "steps": plan.steps,

@@ -347,11 +347,11 @@ class _Climb:
 
     def _seen(self, site: Site) -> tuple[str, str, set[str]]:
         """Outcome of a glance, words for it, and what it makes needless."""
-        assert isinstance(site.run, LayersRun), "the rung's method opened it"
-        talk = site.run.conversation
+        run = site.run_of(LayersRun)
+        talk = run.conversation
         assert talk is not None, "the method has fitted"
         assert talk.verdict is not None, "a glance asks for it"
-        plain = words.of_glance(talk.verdict, channels=site.run.probed.probes[0].place.channels)
+        plain = words.of_glance(talk.verdict, channels=run.probed.probes[0].place.channels)
         if talk.verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()

@@ -113,7 +113,7 @@ def evaluate(curator: Curator, model: Any, plan: Plan, *, request_ids: RequestId
         declared=plan.declared(),
         records=plan.records,
         number=plan.labelled,
-        class_names=facts.class_names,
+        class_names=facts.contract.class_names,
         **cost,
     )
 

@@ -150,9 +150,9 @@ class Normalisation(Method):
 
     def fit(self, group: Group, training: Training) -> None:
         """See `Method`; each site's network is its own."""
-        conversations = training.read_each(group, "layers", lambda site, bar: _run_of(site).converse(bar))
+        conversations = training.read_each(group, "layers", lambda site, bar: site.run_of(LayersRun).converse(bar))
         for site in group.live:
-            _install(site, conversations[site.name], _run_of(site).probed, training)
+            _install(site, conversations[site.name], site.run_of(LayersRun).probed, training)
         write_histories(group)
 
 
@@ -268,8 +268,3 @@ def _install(site: Site, talk: Conversation, probed: Probed, training: Training)
 
 def _whole(extractor: nn.Module, classifier: nn.Module) -> nn.Sequential:
     return nn.Sequential(copy.deepcopy(extractor), copy.deepcopy(classifier)).cpu().eval()
-
-
-def _run_of(site: Site) -> LayersRun:
-    assert isinstance(site.run, LayersRun), "this method opened it"
-    return site.run

@@ -130,7 +130,7 @@ class Recalibrate(Method):
         features, classes = features.cpu(), labels.cpu().numpy()
 
         def learned(site: Site, bar: Reporter) -> Posterior:
-            run = scores_run(site)
+            run = site.run_of(ScoresRun)
             return run.learned(public_of(run.basis, features, classes), bar)
 
         posteriors = training.read_each(group, "scores", learned)
@@ -226,14 +226,8 @@ class ScoresRun(Release[ScoresReply]):
         return Recalibration(public, scale=scale, slopes=slopes, records=records).posterior(steps)
 
 
-def scores_run(site: Site) -> ScoresRun:
-    """The open run of a site of this method."""
-    assert isinstance(site.run, ScoresRun), "this method opened it"
-    return site.run
-
-
 def _install(site: Site, posterior: Posterior, training: Training) -> None:
-    run = scores_run(site)
+    run = site.run_of(ScoresRun)
     assert run.verdict is not None, "drawn before"
     classifier = training.model.classifier
     if run.verdict.share:

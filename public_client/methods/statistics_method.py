@@ -122,7 +122,7 @@ class StatisticsMethod(Method):
 
     def learned(self, group: Group, training: Training) -> Mapping[str, ClassSums]:
         """What each site of a group released; sites that gave up are not in it."""
-        return training.read_each(group, "labelled statistics", lambda site, bar: statistics_run(site).sums(bar))
+        return training.read_each(group, "labelled statistics", lambda site, bar: site.run_of(StatisticsRun).sums(bar))
 
 
 class StatisticsRun(Release[StatisticsReply]):
@@ -155,7 +155,7 @@ def common_map(sites: Sequence[Site]) -> FeatureMap:
     Raises:
         InvalidValue: they have several, so that their sums are no sums of the same numbers.
     """
-    first, *others = (statistics_run(site).feature_map for site in sites)
+    first, *others = (site.run_of(StatisticsRun).feature_map for site in sites)
     if any(not _same(other, first) for other in others):
         raise InvalidValue(
             "the hospitals' statistics are of different public maps and do not add up; train from each alone, or "
@@ -166,9 +166,3 @@ def common_map(sites: Sequence[Site]) -> FeatureMap:
 
 def _same(one: FeatureMap, other: FeatureMap) -> bool:
     return torch.equal(one.center.cpu(), other.center.cpu()) and torch.equal(one.scale.cpu(), other.scale.cpu())
-
-
-def statistics_run(site: Site) -> StatisticsRun:
-    """The open run of a site of such a method."""
-    assert isinstance(site.run, StatisticsRun), "this method opened it"
-    return site.run

@@ -11,7 +11,7 @@ import copy
 import torch
 from torch import nn
 
-from dpswd.public_client.data.datasets import Batches, Labelled
+from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.source import collect
 from dpswd.public_client.replay.fit import MOST_RECORDS
@@ -44,8 +44,7 @@ def control(
         InvalidValue: there is no ready view for such records, so nothing to vary them by.
     """
     extractor, classifier = (copy.deepcopy(module).to(device) for module in (extractor, classifier))
-    source = collect(batches, most=MOST_RECORDS)
-    source = Labelled(source.images.to(device), source.labels.to(device))
+    source = collect(batches, most=MOST_RECORDS).to(device)
     with torch.no_grad():
         view = view_for(source.images, extractor(source.images[:2]))
     generator = torch.Generator().manual_seed(seed)

@@ -36,6 +36,7 @@ from dpswd.shared.protocol.contract import DataContract
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+_Run = TypeVar("_Run", bound=Release[Any])
 
 ALONE = "curator"
 """The name of a training's only site."""
@@ -130,6 +131,11 @@ class Site:
         """The open run."""
         assert self.opened is not None, "the run is opened before it is used"
         return self.opened
+
+    def run_of(self, kind: type[_Run]) -> _Run:
+        """The open run, which this site's method opened as one of its own kind."""
+        assert isinstance(self.run, kind), "another kind of run belongs to another method"
+        return self.run
 
     def begin(self, run: Release[Any]) -> None:
         """Takes an opened run, and its plan with the noise."""
