@@ -136,20 +136,20 @@ def unfinished(group: Group) -> list[Site]:
 
 def _answers(group: Group, half: PublicStep) -> dict[str, AnsweredStep]:
     """One charged step of every site that has steps left, in parallel; of a stale step the answer is left out."""
+
+    def run_of(site: Site) -> DescentRun[Any]:
+        assert isinstance(site.run, DescentRun), "another kind of run belongs to another method"
+        return site.run
+
     asked = {site.name: site for site in unfinished(group)}
-
-    def one(site: Site) -> DrawnStep[Any]:
-        run = site.run_of(DescentRun)
-        return run.draw(run.request(half))
-
-    drawn = group.each(one, list(asked.values()))
+    drawn = group.each(lambda site: run_of(site).draw(run_of(site).request(half)), list(asked.values()))
     answers = {}
     for name, step in drawn.items():
         site = asked[name]
         site.steps += 1
         site.request_id, stale, site.stale = step.request_id, site.stale, False
         if not stale:
-            answers[name] = site.run_of(DescentRun).answered(half, step)
+            answers[name] = run_of(site).answered(half, step)
     return answers
 
 
