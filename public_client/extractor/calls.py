@@ -15,23 +15,10 @@ from dpswd.public_client.extractor.unlowered import moved
 
 _PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos", "log")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-_OF_TENSORS: tuple[str, ...] = (
-    "relu",
-    "tanh",
-    "sigmoid",
-    "cos",
-    "log",
-    "clamp",
-    "mean",
-    "sum",
-    "amax",
-    "max",
-    "isnan",
-    "nan_to_num",
-)
-_OF_TENSORS += ("masked_fill", "logical_not", "logical_and", "logical_or", "neg", "add", "sub", "mul", "div", "matmul")
-_OF_TENSORS += ("bmm", "softmax", "flatten", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "split")
-_OF_TENSORS += ("chunk", "unbind", "roll")
+_OF_TENSORS = ["relu", "tanh", "sigmoid", "cos", "log", "clamp", "mean", "sum", "amax", "max", "isnan", "nan_to_num"]
+_OF_TENSORS += ["masked_fill", "logical_not", "logical_and", "logical_or", "neg", "add", "sub", "mul", "div", "matmul"]
+_OF_TENSORS += ["bmm", "softmax", "flatten", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "split"]
+_OF_TENSORS += ["chunk", "unbind", "roll"]
 """Methods that do what torch's function of their name does."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 

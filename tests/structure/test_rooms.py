@@ -36,7 +36,7 @@ BUDGETS = {
     "public_client/data": 1_191,
     "public_client/evidence": 601,
     "public_client/experiments": 1_609,
-    "public_client/extractor": 2_711,
+    "public_client/extractor": 2_698,
     "public_client/generation": 2_507,
     "public_client/ladder": 1_436,
     "public_client/methods": 2_110,
