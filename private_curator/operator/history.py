@@ -154,7 +154,7 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
 
 
 @cache
-def _sentence(kind: Kind) -> Template:
+def _sentence(kind: str) -> Template:
     return SENTENCES.from_string(texts("history.toml")[kind])
 
 
@@ -171,21 +171,13 @@ def refused(refusals: Iterable[Refusals]) -> list[Event]:
             kind=row.reason,
             who=row.client or "somebody unknown",
             client=row.client,
-            text=_refusal(row),
+            text=_sentence("refusal").render(vars(row)),
             why=row.purpose,
             epsilon=row.epsilon,
             count=row.count,
         )
         for row in refusals
     ]
-
-
-def _refusal(row: Refusals) -> str:
-    what = f"a run of {row.mechanism!r}" if row.mechanism else row.operation
-    times = "" if row.count == 1 else f", {row.count} times since {row.first}"
-    certificate = f" with the certificate {row.fingerprint}" if row.fingerprint else ""
-    place = f" from {row.peer}" if row.peer else ""
-    return f"asked for {what} and was refused: {row.reason}{times}{certificate}{place}"
 
 
 def met(incidents: Iterable[Incident]) -> list[Event]:
