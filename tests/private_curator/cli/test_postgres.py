@@ -162,7 +162,8 @@ def test_a_replica_whose_clock_is_wrong_does_not_start(operator, days):
         preflight.CHECKS["clock"](site)
     assert f"this machine's clock says {wrong:%Y-%m-%d}" in str(caught.value)
     assert "that of the ledger's database, which decides" in str(caught.value)
-    with preflight._Site(operator.home, {}) as site:
+    site = preflight._Site(operator.home, {})
+    with site.opened:
         assert "not before the ledger" in preflight.CHECKS["clock"](site)
 
 
