@@ -6,10 +6,7 @@ import datetime as dt
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
-
-from jinja2 import Template
 
 from dpswd.private_curator.books.figures import GO_WITH_A_CHARGE
 from dpswd.private_curator.books.operators import who
@@ -17,7 +14,7 @@ from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.accounts import Account
 from dpswd.private_curator.core.ledger.statements import Kind
-from dpswd.private_curator.operator.rendering import SENTENCES, texts
+from dpswd.private_curator.operator.rendering import sentence, texts
 from dpswd.private_curator.storage.asks import Refusals
 from dpswd.private_curator.storage.incidents import Incident
 from dpswd.shared.core.errors import InvalidValue
@@ -90,6 +87,7 @@ class Point:
     run: str = ""
 
 
+_TEXTS = texts("history.toml")
 _MOVES = (Kind.DATA_SET_OPENED, Kind.RUN_OPENED, Kind.BUDGET_LOWERED, Kind.BUDGET_EXTENDED, Kind.COPIES_COUNTED)
 
 
@@ -148,14 +146,9 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
     return Event(
         time=entry.time, category=category, kind=kind.value,
         who=who(payload.get("by")) if category is Category.ACT else client, client=client,
-        text=_sentence(kind).render(payload, before=before), why=_why(payload), run=payload.get("run", ""),
+        text=sentence(_TEXTS[kind]).render(payload, before=before), why=_why(payload), run=payload.get("run", ""),
         epsilon=payload.get("epsilon", budget.get("epsilon")), spent=spent, entry=entry.seq,
     )  # fmt: skip
-
-
-@cache
-def _sentence(kind: str) -> Template:
-    return SENTENCES.from_string(texts("history.toml")[kind])
 
 
 def _why(payload: Mapping[str, Any]) -> str:
@@ -171,7 +164,7 @@ def refused(refusals: Iterable[Refusals]) -> list[Event]:
             kind=row.reason,
             who=row.client or "somebody unknown",
             client=row.client,
-            text=_sentence("refusal").render(vars(row)),
+            text=sentence(_TEXTS["refusal"]).render(vars(row)),
             why=row.purpose,
             epsilon=row.epsilon,
             count=row.count,

@@ -21,7 +21,7 @@ from pathlib import Path
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.operator.facts import RunFacts
 from dpswd.private_curator.operator.record import Record
-from dpswd.private_curator.operator.rendering import SENTENCES, texts
+from dpswd.private_curator.operator.rendering import sentence, texts
 from dpswd.shared.accounting.odds import PrivacyCurve, composed
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import InvalidValue, rounded
@@ -100,7 +100,7 @@ def items(record: Record) -> tuple[Item, ...]:
         answers = tuple(
             stated(record, one["stated"])
             if "stated" in one
-            else Answer(SENTENCES.from_string(one["text"]).render(values), one["source"])
+            else Answer(sentence(one["text"]).render(values), one["source"])
             for one in each["answers"]
         )
         table = tables[each["table"]](record) if "table" in each else ((), ())

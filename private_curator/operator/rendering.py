@@ -1,4 +1,4 @@
-"""Templates of the report and the console: everything is escaped, foreign text is only ever text."""
+"""Templates of the report and the console: everything is escaped, foreign text is only ever text; and sentences for both."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import datetime as dt
 import tomllib
 import unicodedata
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 
 from dpswd.shared.core.errors import rounded
 
@@ -58,5 +58,10 @@ def _budget(stated: Mapping[str, float]) -> str:
     return f"epsilon {stated['epsilon']:g} at delta {stated['delta']:g}"
 
 
-SENTENCES = environment(escaped=False)
-"""Templates of sentences, which are escaped where they are shown."""
+_SENTENCES = environment(escaped=False)
+
+
+@cache
+def sentence(template: str) -> Template:
+    """A template of a sentence, one of our own `texts`; what it gives is escaped where it is shown."""
+    return _SENTENCES.from_string(template)

@@ -22,7 +22,7 @@ BUDGETS = {
     "private_curator/cli": 2_436,
     "private_curator/keys": 368,
     "private_curator/observability": 524,
-    "private_curator/operator": 3_170,
+    "private_curator/operator": 3_168,
     "private_curator/records": 1_814,
     "private_curator/serving": 1_643,
     "private_curator/settings": 515,
