@@ -1,4 +1,4 @@
-"""Templates of the report and the console: everything is escaped, foreign text is only ever text; and sentences for both."""
+"""Templates of the report and the console, where everything is escaped and foreign text is only text; and sentences."""
 
 from __future__ import annotations
 
