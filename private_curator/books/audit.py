@@ -136,7 +136,9 @@ def verify_file(
                     findings.append(finding_at(Tampering.UNLAWFUL, entry, text))
             if last is not None and not every_signature:
                 signatures.take(last.seq, last.statement, last.signature)
-            findings += [_unsigned(seq) for seq in signatures.wrong()]
+            for seq in signatures.wrong():
+                text = f"entry {seq}: its signature does not fit its content"
+                findings.append(Finding(tampering=Tampering.EDITED, seq=seq, text=text))
         progress(count, total)
         findings += hold_receipts(held, hashes, length, keys)
         findings += derivation.findings()
@@ -149,11 +151,6 @@ def verify_file(
         epsilon_spent=0.0 if books.data_set is None else account_status(books.data_set, closed=False).epsilon_spent,
         findings=tuple(findings),
     )
-
-
-def _unsigned(seq: int) -> Finding:
-    text = f"entry {seq}: its signature does not fit its content"
-    return Finding(tampering=Tampering.EDITED, seq=seq, text=text)
 
 
 def _read(connection: Session) -> Iterator[tuple[int, SignedEntry | Finding]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import sys
 import threading
@@ -21,8 +20,8 @@ from dpswd.private_curator.core.ledger.database import Session, by_seq
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.shared.core.errors import InvalidValue, LedgerCorrupt
 from dpswd.shared.core.ledger.receipts import SignedEntry
+from dpswd.shared.files import create_private
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 
 
@@ -49,8 +48,7 @@ class Witness:
                 return  # another thread was faster
             self.noted = entry
             try:
-                descriptor = os.open(draft, _NEW, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
+                with create_private(draft) as file:
                     file.write(entry.to_json().encode("ascii"))
                 draft.replace(self.path)
                 self._newest = entry.seq

@@ -184,11 +184,8 @@ def _ledger_figures(status: LedgerStatus) -> Iterator[Metric]:
         for client, account in status.clients
         if account is not None and not client.revoked
     ]
-    yield _gauge("dpswd_budget_epsilon", [(labels, account.epsilon) for labels, account in accounts])
-    yield _gauge("dpswd_budget_epsilon_spent", [(labels, account.epsilon_spent) for labels, account in accounts])
-    yield _gauge(
-        "dpswd_budget_epsilon_remaining", [(labels, account.epsilon_remaining) for labels, account in accounts]
-    )
+    for figure in ("epsilon", "epsilon_spent", "epsilon_remaining"):
+        yield _gauge(f"dpswd_budget_{figure}", [(labels, getattr(account, figure)) for labels, account in accounts])
     yield _gauge("dpswd_runs", [((), status.runs)])
     yield _gauge("dpswd_steps_charged", [((), status.steps_charged)])
     yield _gauge("dpswd_steps_used", [((), status.steps_used)])

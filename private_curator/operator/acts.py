@@ -41,7 +41,8 @@ def extension(home: HomeDirectory, *, epsilon: float, delta: float | None = None
     """
     status = home.read_ledger().status
     own, persons = status.data_set, status.records_per_person
-    before, after = _budget(own.epsilon, own.delta), stated_budget(own, epsilon, delta, records_per_person=persons)
+    before = PrivacyBudget(own.epsilon, own.delta)
+    after = stated_budget(own, epsilon, delta, records_per_person=persons)
     check_extends(before, after)
     spent, _ = promised_to_person(own.epsilon_spent, own.delta, persons)
     before, after = _of_person(before, persons), _of_person(after, persons)
@@ -116,8 +117,11 @@ def approve_certificate(
         check_fingerprint(asked.request, fingerprint)
     arguments = {"request": request_fingerprint(asked.request), "epsilon": epsilon, "delta": delta, "days": days}
     arguments |= {"replace": replace}
-    with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting:
-        return _signed(acting, asked, days=days, share=(epsilon, delta), exists=exists, replace=replace), exists
+    with seconded(home, "approve", arguments, reason=f"approve {asked.name}") as acting, acting.open_ledger() as ledger:
+        share = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
+        issued = acting.authority.sign_request(asked.request, name=asked.name, days=days)
+        register(ledger, asked.name, issued.fingerprint, share, exists=exists, replace=replace)
+    return issued, exists
 
 
 def enrol_operator(home: HomeDirectory, name: str, key: str, *, issuer: str | None = None) -> None:
@@ -224,23 +228,6 @@ def verify_ledger(
     return report
 
 
-def _signed(
-    home: HomeDirectory,
-    asked: SigningRequest,
-    *,
-    days: float,
-    share: tuple[float | None, float | None],
-    exists: bool,
-    replace: bool,
-) -> ClientCertificate:
-    epsilon, delta = share
-    with home.open_ledger() as ledger:
-        own = None if epsilon is None else budget_of(ledger, epsilon=epsilon, delta=delta)
-        issued = home.authority.sign_request(asked.request, name=asked.name, days=days)
-        register(ledger, asked.name, issued.fingerprint, own, exists=exists, replace=replace)
-    return issued
-
-
 def register(
     ledger: Ledger, name: str, fingerprint: str, share: PrivacyBudget | None, *, exists: bool, replace: bool
 ) -> None:
@@ -296,9 +283,9 @@ def stated_budget(now: AccountStatus, epsilon: float, delta: float | None, *, re
         InvalidValue: it is no budget.
     """
     # Said of what was typed, before it is divided.
-    _budget(epsilon, now.delta if delta is None else delta)
+    PrivacyBudget(epsilon, now.delta if delta is None else delta)
     each, its_delta = allowed_for_record(epsilon, now.delta if delta is None else delta, records_per_person)
-    return _budget(each, now.delta if delta is None else its_delta)
+    return PrivacyBudget(each, now.delta if delta is None else its_delta)
 
 
 def budget_of(books: Ledger, *, epsilon: float, delta: float | None = None) -> PrivacyBudget:
@@ -314,8 +301,4 @@ def budget_of(books: Ledger, *, epsilon: float, delta: float | None = None) -> P
 
 def _of_person(budget: PrivacyBudget, records_per_person: int) -> PrivacyBudget:
     epsilon, delta = promised_to_person(budget.epsilon, budget.delta, records_per_person)
-    return _budget(epsilon, min(delta, 0.5))
-
-
-def _budget(epsilon: float, delta: float) -> PrivacyBudget:
-    return PrivacyBudget(epsilon=epsilon, delta=delta)
+    return PrivacyBudget(epsilon, min(delta, 0.5))

@@ -116,11 +116,6 @@ def spent_over_time(overview: Overview, *, size: tuple[float, float], now: dt.da
     )
 
 
-def share_of(part: float, whole: float) -> float:
-    """Percent of a bar that is filled, from 0 to 100."""
-    return 0.0 if whole <= 0 else 100.0 * min(1.0, max(0.0, part / whole))
-
-
 def _path(stairs: Stairs, x: Across, y: Callable[[float], float], *, until: dt.datetime) -> str:
     first, value = stairs[0]
     drawn = f"M{x(first):.1f} {y(value):.1f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ from dpswd.private_curator.books.register import Register, account_status
 from dpswd.private_curator.books.renyi import RENYI
 from dpswd.private_curator.core.ledger.accounts import Account
 from dpswd.private_curator.core.ledger.statements import Kind
+from dpswd.private_curator.operator.rendering import sentence, texts
 from dpswd.private_curator.storage.asks import Refusals
 from dpswd.private_curator.storage.incidents import Incident
-from dpswd.shared.core.errors import InvalidValue, rounded
+from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.ledger.receipts import SignedEntry
 
 
@@ -86,6 +87,7 @@ class Point:
     run: str = ""
 
 
+_TEXTS = texts("history.toml")
 _MOVES = (Kind.DATA_SET_OPENED, Kind.RUN_OPENED, Kind.BUDGET_LOWERED, Kind.BUDGET_EXTENDED, Kind.COPIES_COUNTED)
 
 
@@ -144,7 +146,7 @@ def _event(entry: SignedEntry, *, spent: float, before: float | None) -> Event:
     return Event(
         time=entry.time, category=category, kind=kind.value,
         who=who(payload.get("by")) if category is Category.ACT else client, client=client,
-        text=_WORDS[kind]({**payload, "before": before}), why=_why(payload), run=payload.get("run", ""),
+        text=sentence(_TEXTS[kind]).render(payload, before=before), why=_why(payload), run=payload.get("run", ""),
         epsilon=payload.get("epsilon", budget.get("epsilon")), spent=spent, entry=entry.seq,
     )  # fmt: skip
 
@@ -162,21 +164,13 @@ def refused(refusals: Iterable[Refusals]) -> list[Event]:
             kind=row.reason,
             who=row.client or "somebody unknown",
             client=row.client,
-            text=_refusal(row),
+            text=sentence(_TEXTS["refusal"]).render(vars(row)),
             why=row.purpose,
             epsilon=row.epsilon,
             count=row.count,
         )
         for row in refusals
     ]
-
-
-def _refusal(row: Refusals) -> str:
-    what = f"a run of {row.mechanism!r}" if row.mechanism else row.operation
-    times = "" if row.count == 1 else f", {row.count} times since {row.first}"
-    certificate = f" with the certificate {row.fingerprint}" if row.fingerprint else ""
-    place = f" from {row.peer}" if row.peer else ""
-    return f"asked for {what} and was refused: {row.reason}{times}{certificate}{place}"
 
 
 def met(incidents: Iterable[Incident]) -> list[Event]:
@@ -235,58 +229,3 @@ def _check_day(day: str | None) -> None:
             dt.date.fromisoformat(day)
     except ValueError as error:
         raise InvalidValue(f"{day!r} is no day; write it as 2026-11-30") from error
-
-
-def _budget(payload: Mapping[str, Any], name: str = "budget") -> str:
-    return f"epsilon {payload[name]['epsilon']:g} at delta {payload[name]['delta']:g}"
-
-
-def _cap(payload: Mapping[str, Any], each: str) -> str:
-    epsilon, client = payload["epsilon"], payload["client"]
-    return f"capped {client} at epsilon {epsilon:g} a {each}" if epsilon else f"took off {client}'s cap of a {each}"
-
-
-def _short(fingerprint: str) -> str:
-    return f"{fingerprint[:16]}..."
-
-
-_WORDS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
-    Kind.DATA_SET_OPENED: lambda p: f"opened the data set of {p['records']} records with {_budget(p)}",
-    Kind.CLIENT_ADDED: lambda p: (
-        f"added the client {p['client']}" + (f" with a share of {_budget(p, 'share')}" if p["share"] else "")
-    ),
-    Kind.CLIENT_CERTIFIED: lambda p: f"bound {p['client']} to the certificate {_short(p['fingerprint'])} alone",
-    Kind.CERTIFICATE_ADDED: lambda p: f"gave {p['client']} the certificate {_short(p['fingerprint'])}",
-    Kind.CERTIFICATE_REVOKED: lambda p: f"withdrew the certificate {_short(p['fingerprint'])} of {p['client']}",
-    Kind.CLIENT_REVOKED: lambda p: f"shut {p['client']} out",
-    Kind.SHARE_SET: lambda p: f"set the share of {p['client']} to {_budget(p, 'share')}",
-    Kind.BUDGET_LOWERED: lambda p: f"lowered the budget from {p['before']:g} to {_budget(p)}",
-    Kind.BUDGET_EXTENDED: lambda p: f"extended the budget from {p['before']:g} to {_budget(p)}",
-    Kind.FROZEN: lambda _: "froze the data set",
-    Kind.UNFROZEN: lambda _: "opened the data set again",
-    Kind.ENDED: lambda _: "ended the data set",
-    Kind.OPERATOR_ADDED: lambda p: (
-        f"enrolled the operator {p['operator']} with the key {_short(p['key'])}"
-        + (f", to speak for those whom {p['issuer']} signs in" if p.get("issuer") else "")
-    ),
-    Kind.OPERATOR_REMOVED: lambda p: f"took the operator {p['operator']} out",
-    Kind.EXTRACTOR_APPROVED: lambda p: f"approved the extractor {_short(p['digest'])}",
-    Kind.EXTRACTOR_REVOKED: lambda p: f"withdrew the extractor {_short(p['digest'])}",
-    Kind.KEY_CHANGED: lambda p: f"changed the ledger's key from {_short(p['replaces'])} to {_short(p['public_key'])}",
-    Kind.STATED: lambda p: f"stated the {p['item'].replace('-', ' ')}: {p['words']}",
-    Kind.RUN_OPENED: lambda p: f"was charged for {p['steps']} steps, epsilon {rounded(p['epsilon'], up=True)} alone",
-    Kind.REPLIES_PRUNED: lambda p: f"closed the run {p['run']} and discarded its replies",
-    Kind.STATE_ACCEPTED: lambda _: "accepted an older state of the ledger",
-    Kind.COPIES_COUNTED: lambda p: f"charged {sum(r['times'] for r in p['runs'])} runs of a copy, or of a lost state",
-    Kind.RESTORED: lambda p: f"put the ledger into its place; {p['forgotten_entries']} entries were forgotten",
-    Kind.CLIENT_PAUSED: lambda p: f"paused {p['client']}",
-    Kind.CLIENT_RESUMED: lambda p: f"resumed {p['client']}",
-    Kind.CAP_SET: lambda p: _cap(p, "day"),
-    Kind.YEAR_CAP_SET: lambda p: _cap(p, "year"),
-    Kind.RECORDS_UPDATED: lambda p: f"updated the records: {p['records']} from now on",
-    Kind.BUDGET_REQUESTED: lambda p: f"asked for epsilon {p['epsilon']:g} more (request {p['number']})",
-    Kind.REQUEST_DECIDED: lambda p: (
-        f"{p['decision']} request {p['number']} of {p['client']}"
-        + (f": epsilon {p['granted']:g} more" if p["granted"] else "")
-    ),
-}

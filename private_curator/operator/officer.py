@@ -12,25 +12,22 @@ import importlib.resources
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 from dpswd.private_curator.core.ledger.statements import Kind
 from dpswd.private_curator.operator.facts import RunFacts
 from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.rendering import sentence, texts
 from dpswd.shared.accounting.odds import PrivacyCurve, composed
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import InvalidValue, rounded
 from dpswd.shared.core.privacy.events import RunEvent
 
-TEXTS: Mapping[str, Any] = tomllib.loads(
-    importlib.resources.files("dpswd.private_curator.operator").joinpath("officer.toml").read_text(encoding="utf-8")
-)
+TEXTS = texts("officer.toml")
 """What is said, see ``officer.toml``."""
 STATEMENTS: Mapping[str, str] = TEXTS["statements"]
 """What an operator can state, by the name of the item."""
@@ -101,7 +98,9 @@ def items(record: Record) -> tuple[Item, ...]:
     made = []
     for number, each in enumerate(TEXTS["items"], start=1):
         answers = tuple(
-            stated(record, one["stated"]) if "stated" in one else Answer(one["text"].format(**values), one["source"])
+            stated(record, one["stated"])
+            if "stated" in one
+            else Answer(sentence(one["text"]).render(values), one["source"])
             for one in each["answers"]
         )
         table = tables[each["table"]](record) if "table" in each else ((), ())
@@ -140,53 +139,34 @@ def person_in_all(record: Record) -> tuple[float, float]:
 
 
 def _values(record: Record) -> dict[str, object]:
-    """What the texts name in braces."""
-    seen, health, books = record.overview, record.health, record.reading.books
+    """What the texts name."""
+    seen, books = record.overview, record.reading.books
     k = seen.records_per_person
     epsilon, delta = promised_to_person(seen.epsilon, seen.delta, k)
-    total_epsilon, total_delta = person_in_all(record)
-    beats = books.quanta.values()
     acts = Counter(event.kind for event in record.history)
     overridden = [f"{kind.replace('-', ' ')}: {acts[kind]}" for kind in _OVERRIDES if acts[kind]]
     extension = next((event for event in reversed(record.history) if event.kind == Kind.BUDGET_EXTENDED), None)
     if extension is not None:
         overridden.insert(0, f"Extended by {_short(extension.who)} on {extension.time[:10]}: {_short(extension.why)}")
-    released = sorted({run.mechanism for run in record.runs})
-    audits = [f"{name} {AUDITED.get(name, 'not audited')}" for name in released]
     return {
-        "unit": "One record; a person has one." if k == 1 else f"One person, who has up to {k} records.",
-        "whom": "record" if k == 1 else "person",
-        "relation": seen.relation,
-        "records": f"{seen.records:,}",
-        "state": seen.state,
-        "epsilon": f"{epsilon:.6g}",
-        "delta": f"{delta:.3g}",
-        "spent": rounded(promised_to_person(seen.spent, seen.delta, k)[0], up=True),
-        "left": rounded(seen.remaining, up=False),
-        "of_record": "" if k == 1 else " of a record's budget",
-        "share": f"{delta * seen.records:.2g}",
-        "releases": f"{seen.runs} runs, the largest first; the annex of the HTML page has each with its noise."
-        if seen.runs
-        else "Nothing was released.",
-        "readers": "The curator's machine" + (" or its cluster" if record.settings.cluster.scheduler else ""),
+        "seen": seen,
+        "health": record.health,
+        "settings": record.settings,
+        "operators": books.operators,
+        "k": k,
+        "epsilon": epsilon,
+        "delta": delta,
+        "spent": promised_to_person(seen.spent, seen.delta, k)[0],
+        "in_all": person_in_all(record),
         "core": _core()[:32],
-        "beat": f"of {min(beats)} to {max(beats)} ms" if beats else "that is fixed with the first run",
-        "attempts": record.settings.limits.max_step_attempts,
-        "extended": {0: "never", 1: "once"}.get(extended := acts[Kind.BUDGET_EXTENDED], f"{extended} times"),
-        "opened": seen.points[0].time[:10],
-        "total_epsilon": f"{total_epsilon:.6g}",
-        "total_delta": f"{total_delta:.3g}",
+        "beats": list(books.quanta.values()),
+        "extended": acts[Kind.BUDGET_EXTENDED],
         "audited_on": AUDITED_ON,
-        "audited": "; ".join(audits) or "nothing yet",
+        "audited": AUDITED,
+        "released": sorted({run.mechanism for run in record.runs}),
         "version": importlib.metadata.version("dpswd"),
         "dependencies": dependencies(),
-        "incidents": health.incidents,
-        "operators": f"{len(books.operators.keys)} operators",
-        "seconded": ", ".join(sorted(books.operators.second)) or "nothing",
-        "overridden": "; ".join(overridden) + "." if overridden else "Nothing was extended or overridden.",
-        "key": health.public_key,
-        "entries": health.entries,
-        "verified": "never verified" if health.verified is None else f"last verified on {health.verified.time[:10]}",
+        "overridden": overridden,
     }
 
 

@@ -75,7 +75,8 @@ def check(
         overrides: settings from the command line, as `settings.load` takes them.
         progress: told how far the ledger's verification is; by default the log is.
     """
-    with _Site(home, dict(overrides or {}), progress=progress or ProgressReporter(_log.info)) as site:
+    site = _Site(home, dict(overrides or {}), progress=progress or ProgressReporter(_log.info))
+    with site.opened:
         return [_examine(name, site) for name in CHECKS]
 
 
@@ -95,7 +96,8 @@ def check_before_serving(
     Raises:
         SettingsError: with everything for which this curator must not serve.
     """
-    with _Site(home, dict(overrides or {})) as site:
+    site = _Site(home, dict(overrides or {}))
+    with site.opened:
         now = replace(site, certificates_last=dt.timedelta(0))
         refused = [outcome for name in _NEEDED_TO_SERVE if not (outcome := _examine(name, now)).ok]
         if refused:
@@ -104,7 +106,8 @@ def check_before_serving(
                 f"this curator must not serve like this (`dpswd-curator preflight` checks more):{listed}"
             )
         soon = _examine("certificates", site)
-        return [] if soon.ok else [soon], now.handed_over()
+        site.opened.pop_all()  # the ledger is no longer closed here
+        return [] if soon.ok else [soon], now.ledger
 
 
 _NEEDED_TO_SERVE = ("permissions", "keys", "key files", "certificates", "clock", "ledger")
@@ -138,17 +141,6 @@ class _Site:
         with contextlib.suppress(SettingsError):  # is a finding of its own
             chosen = self.settings.ledger
         return self.opened.enter_context(self.home.open_ledger(chosen, followed=False))
-
-    def handed_over(self) -> Ledger:
-        """The ledger, which is no longer closed here."""
-        self.opened.pop_all()
-        return self.ledger
-
-    def __enter__(self) -> _Site:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.opened.close()
 
 
 def _explained(error: Exception) -> str:

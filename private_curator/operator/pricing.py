@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dpswd.private_curator.books.register import Register
 from dpswd.private_curator.operator.publishing import Preview
-from dpswd.private_curator.records.labels import class_count
-from dpswd.private_curator.serving.service import limits_of
+from dpswd.private_curator.serving.service import facts_of, limits_of
 from dpswd.private_curator.settings.permissions import require_permitted, switched_on
 from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.shared.core.errors import ExtractorNotApproved, InvalidValue
-from dpswd.shared.core.mechanisms.interface import DataSetFacts, ModelFacts
+from dpswd.shared.core.mechanisms.interface import ModelFacts
 from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.wire.checks import invalid
 from dpswd.shared.protocol.publications import Proposal
@@ -53,13 +52,7 @@ def priced(proposal: Proposal, *, client: str, books: Register, settings: Curato
     run = admit_run(
         asked,
         mechanisms=mechanisms,
-        data=DataSetFacts(
-            records=records,
-            record_shape=model.input_shape,
-            classes=class_count(settings.records),
-            partly_labelled=settings.records.unlabelled is not None,
-            labelled=settings.records.labelled or 0,
-        ),
+        data=facts_of(settings.records, records=records, record_shape=model.input_shape),
         model=model,
         limits=limits_of(settings.limits, records=records),
     )

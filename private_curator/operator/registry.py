@@ -6,21 +6,19 @@ only an operator knows, it holds the operator's statement.
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dpswd.private_curator.operator.officer import TEXTS, items, stated
 from dpswd.private_curator.operator.record import Record
+from dpswd.private_curator.operator.rendering import texts
 from dpswd.shared.accounting.persons import promised_to_person
 from dpswd.shared.core.errors import SettingsError
 
 _NEEDED = ("controller", "region", "purpose")
-_SCHEMA = importlib.resources.files("dpswd.private_curator.operator").joinpath("registry.toml")
-_FIELDS: Mapping[str, Any] = {each["name"]: each for each in tomllib.loads(_SCHEMA.read_text("utf-8"))["fields"]}
+_FIELDS: Mapping[str, Any] = {each["name"]: each for each in texts("registry.toml")["fields"]}
 _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str) and value != "",
     "number": lambda value: isinstance(value, float),

@@ -11,16 +11,15 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from dpswd.private_curator.operator.charts import spent_over_time
 from dpswd.private_curator.operator.facts import WHY_COUNTS_DIFFER, ClientFacts, ahead
-from dpswd.private_curator.operator.history import Category, Event, selected
+from dpswd.private_curator.operator.history import selected
 from dpswd.private_curator.operator.officer import items
 from dpswd.private_curator.operator.record import Record
 from dpswd.private_curator.operator.rendering import environment
-from dpswd.private_curator.storage.checks import Check
 from dpswd.shared.core.errors import DataInvalid, SettingsError, rounded
 from dpswd.shared.core.ledger.keys import LedgerKeys
 from dpswd.shared.core.ledger.receipts import Signed, is_signed
@@ -42,7 +41,7 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
     Raises:
         InvalidValue: a day is none.
     """
-    seen, chosen = record.overview, selected(record.history, since=since, until=until)
+    seen = record.overview
     page = environment("dpswd.private_curator.operator").get_template("signed-report.html")
     content = page.render(
         seen=seen,
@@ -54,60 +53,11 @@ def report_page(record: Record, *, since: str | None = None, until: str | None =
         chart=spent_over_time(seen, size=(720.0, 280.0), now=record.now),
         chart_text=f"Epsilon {rounded(seen.spent, up=True)} of {seen.epsilon:g} is spent after {seen.runs} runs",
         why=WHY_COUNTS_DIFFER,
-        tables=[*_annex(record, chosen)],
+        record=record,
+        chosen=selected(record.history, since=since, until=until),
+        caps=_caps,
     )
     return f"{content}\n"  # the signature is a line of its own
-
-
-_Table = tuple[str, tuple[str, ...], Sequence[tuple[object, ...]]]
-
-
-def _annex(record: Record, chosen: Sequence[Event]) -> Iterator[_Table]:
-    listed = {event.run for event in chosen if event.category is Category.CHARGE}
-    yield (
-        "Who spent what",
-        ("Client", "State", "Share", "Spent", "Runs", "Caps", "Refusals", "Last seen"),
-        [(c.name, c.state, c.share, c.spent, c.runs, _caps(c), c.refusals, c.last_seen) for c in record.clients],
-    )
-    yield (
-        "Runs and their purposes",
-        ("Opened", "Client", "Purpose", "Release", "Noise (deviation)", "Epsilon alone", "Adds to the data set"),
-        [
-            (r.opened[:16], r.client, r.purpose, r.release, r.noise, r.epsilon, r.increase)
-            for r in record.runs
-            if r.run_id in listed
-        ],
-    )
-    yield (
-        "Acts and requests",
-        ("Time", "Who", "What", "Why"),
-        [(e.time[:16], e.who, e.text, e.why) for e in chosen if e.category in (Category.ACT, Category.REQUEST)],
-    )
-    yield (
-        "Refusals",
-        ("Last", "Client", "Reason", "Times", "Epsilon of the last", "Purpose"),
-        [(e.time[:16], e.who, e.kind, e.count, e.epsilon, e.why) for e in chosen if e.category is Category.REFUSAL],
-    )
-    yield (
-        "Certificates",
-        ("Client", "Fingerprint", "Expires", "Last seen", "From"),
-        [(c.name, k.fingerprint, k.expires, k.last_seen, k.last_peer) for c in record.clients for k in c.certificates],
-    )
-    health = record.health
-    yield (
-        "The ledger",
-        (),
-        [
-            ("Entries", health.entries),
-            ("Head (SHA-256 of the last entry)", health.head),
-            ("Made", health.head_time),
-            ("Signed by the ledger's key", health.head_signed),
-            ("Public key", health.public_key),
-            ("Noted elsewhere", health.witness),
-            ("Last verified", _check(health.verified)),
-            ("Last backup", _check(health.backed_up)),
-        ],
-    )
 
 
 def signed_page(page: str, *, sign: Callable[[bytes], bytes]) -> bytes:
@@ -182,13 +132,6 @@ def check_report(file: Path, *, public_key: str) -> None:
 
 def _signature_file(pdf: Path) -> Path:
     return pdf.with_name(f"{pdf.name}.signature")
-
-
-def _check(check: Check | None) -> str:
-    if check is None:
-        return "not since this was noted"
-    result = "well" if check.ok else f"NOT WELL: {check.text}"
-    return f"{check.time} by {check.by}, {check.entries} entries: {result}"
 
 
 def _caps(client: ClientFacts) -> str:

@@ -30,6 +30,9 @@ _FOREIGN = (
 """What numpy, zipfile and the file itself raise for a damaged file."""
 
 
+_IN_MEMORY = "it is read into memory as a whole when the curator starts"
+
+
 @dataclass(frozen=True)
 class _Header:
     shape: tuple[int, ...]
@@ -78,6 +81,7 @@ class ArraySource:
             self.labels = _labels_in(labels_file)
         if self.labels is not None:
             _check_labels(self.labels, label_name, records=self._header.shape[0], path=path)
+        why = "in Fortran order" if self._header.fortran else "compressed"
         self.layout = Layout(
             format=self._format,
             dtype=self._header.dtype,
@@ -85,7 +89,7 @@ class ArraySource:
             count=self._header.shape[0],
             labels=label_name,
             mapped=self.mapped is not None,
-            notes=() if self.mapped is not None else (_why_not_mapped(self._header),),
+            notes=() if self.mapped is not None else (f"the array is {why}: {_IN_MEMORY}",),
         )
 
     def batches(self) -> Iterator[Batch]:
@@ -205,11 +209,6 @@ def _check_labels(labels: Array, name: str, *, records: int, path: Path) -> None
         raise RecordsRefused(
             f"{path}: labels {name!r} have type {labels.dtype}; needed are whole numbers or short texts"
         )
-
-
-def _why_not_mapped(header: _Header) -> str:
-    why = "in Fortran order" if header.fortran else "compressed"
-    return f"the array is {why}: it is read into memory as a whole when the curator starts"
 
 
 def _member(members: Sequence[str], name: str | None, path: Path) -> str:

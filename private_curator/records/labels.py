@@ -104,7 +104,8 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
     labels: npt.NDArray[np.generic]
     if isinstance(source, ArraySource) and source.labels is not None:
         labels = source.labels  # read without the records
-        if isinstance(labels, np.memmap) and labels.dtype.kind in "biu" and _as_stored(settings):
+        as_stored = not class_names(settings) and settings.unlabelled is None
+        if isinstance(labels, np.memmap) and labels.dtype.kind in "biu" and as_stored:
             return _in_their_file(labels, settings, path, records)
     else:
         labels = np.concatenate([batch.labels for batch in source.batches() if batch.labels is not None])
@@ -117,11 +118,6 @@ def load_labels(settings: RecordsSettings, *, home: Path, records: int) -> Label
             "Correct it, or leave it out: their number is private then"
         )
     return numbers
-
-
-def _as_stored(settings: RecordsSettings) -> bool:
-    """Whether whole numbers in the file are the class numbers."""
-    return not class_names(settings) and settings.unlabelled is None
 
 
 def _in_their_file(labels: np.memmap[Any, Any], settings: RecordsSettings, path: Path, records: int) -> LabelsInFile:

@@ -128,12 +128,8 @@ class AskLog:
 
     def _of_note(self, ask: Ask) -> bool:
         """Charges and refusals, and the first of equal dry runs: a client asks prices again and again."""
-        if ask.outcome != OK:
-            return True
-        if ask.operation == "RequestBudget":
-            return True
-        if ask.operation != "OpenRun" or not ask.dry_run:
-            return ask.operation == "OpenRun"
+        if ask.outcome != OK or ask.operation != "OpenRun" or not ask.dry_run:
+            return ask.outcome != OK or ask.operation in ("OpenRun", "RequestBudget")
         key = ask.client, ask.mechanism, ask.epsilon
         with self._lock:
             new = key not in self._dry

@@ -26,11 +26,11 @@ from dpswd.private_curator.observability.metrics import Metrics, MetricsServer
 from dpswd.private_curator.observability.requests import OK, RequestWatch, tracing_of
 from dpswd.private_curator.records import target
 from dpswd.private_curator.records.contract import require_contract
-from dpswd.private_curator.records.labels import class_count, load_labels
+from dpswd.private_curator.records.labels import load_labels
 from dpswd.private_curator.serving.asking import AskLog
 from dpswd.private_curator.serving.pacing import Pacer
 from dpswd.private_curator.serving.second_accountant import SecondAccountant
-from dpswd.private_curator.serving.service import CuratorService
+from dpswd.private_curator.serving.service import CuratorService, facts_of
 from dpswd.private_curator.serving.turns import Turns
 from dpswd.private_curator.settings.permissions import check_permissions, switched_on
 from dpswd.private_curator.settings.tree import CuratorSettings
@@ -46,7 +46,7 @@ from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.private_curator.storage.uploads import UploadStore
 from dpswd.private_curator.syslog.sender import keep_telling
 from dpswd.shared.core.errors import SettingsError
-from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts
+from dpswd.shared.core.mechanisms.interface import AnyMechanism
 from dpswd.shared.core.steps.computing import Laboratory
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.device_noise.noise import draw_on
@@ -157,13 +157,7 @@ class CuratorServer:
                 settings=settings,
                 ledger=self._ledger,
                 mechanisms=mechanisms,
-                data_set=DataSetFacts(
-                    records=data.count,
-                    record_shape=data.record_shape,
-                    classes=class_count(settings.records),
-                    partly_labelled=settings.records.unlabelled is not None,
-                    labelled=settings.records.labelled or 0,
-                ),
+                data_set=facts_of(settings.records, records=data.count, record_shape=data.record_shape),
                 contract=contract,
                 uploads=uploads,
                 extractors=ExtractorCatalogue(

@@ -29,12 +29,13 @@ from dpswd.private_curator.core.ledger.statements import Client, DataSetState, R
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.release import ReleasePipeline
 from dpswd.private_curator.observability.requests import OK, UNKNOWN
+from dpswd.private_curator.records.labels import class_count
 from dpswd.private_curator.serving import wire
 from dpswd.private_curator.serving.asking import AskLog, described, said_by
 from dpswd.private_curator.serving.authentication import authenticate
 from dpswd.private_curator.serving.pacing import Pacer, quantum_ms
 from dpswd.private_curator.serving.turns import Turns
-from dpswd.private_curator.settings.groups import LimitSettings
+from dpswd.private_curator.settings.groups import LimitSettings, RecordsSettings
 from dpswd.private_curator.settings.permissions import permitted, require_permitted
 from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.private_curator.steps.extraction import ExtractorCatalogue
@@ -184,7 +185,8 @@ class CuratorService:
                 request = self._parsed(operation, self._received(requests, context, received))
                 said = said_by(request)
                 step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
-                with self.turns.alone(caller, step), self._paced(step):
+                pace = contextlib.nullcontext() if step is None else self.pacer.paced()
+                with self.turns.alone(caller, step), pace:
                     try:
                         with self.turns.working(caller, step=step is not None):
                             return _Ended(caller, said, reply=self._handled(operation, client, request))
@@ -253,9 +255,6 @@ class CuratorService:
     def _handled(self, operation: str, client: Client, request: Message) -> Message:
         _, handler = self.HANDLERS[operation]
         return handler(self, client, request)
-
-    def _paced(self, step: str | None) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if step is None else self.pacer.paced()
 
     def _translated(self, error: Exception, *, operation: str, caller: str) -> tuple[status_pb2.Status, str]:
         """What an error becomes for the client, and the refusal's reason."""
@@ -428,3 +427,14 @@ def limits_of(own: LimitSettings, *, records: int) -> Limits:
     values = {field.name: getattr(own, field.name) for field in dataclasses.fields(Limits)}
     most = min(own.max_batch_size, records)
     return Limits(**values | {"max_batch_size": most, "min_batch_size": min(own.min_batch_size, most)})
+
+
+def facts_of(settings: RecordsSettings, *, records: int, record_shape: tuple[int, ...]) -> DataSetFacts:
+    """What runs are admitted for: so many records of this shape, and the declared labels."""
+    return DataSetFacts(
+        records=records,
+        record_shape=record_shape,
+        classes=class_count(settings),
+        partly_labelled=settings.unlabelled is not None,
+        labelled=settings.labelled or 0,
+    )

@@ -58,17 +58,10 @@ def receipt(stored: StoredReply | Run) -> pb.Receipt:
 
 def budget_requests(asked: tuple[BudgetRequest, ...]) -> pb.RequestBudgetResponse:
     """A client's requests for budget, and what became of them."""
+    names = ("number", "time", "epsilon", "purpose", "granted", "reason")
     return pb.RequestBudgetResponse(
         requests=[
-            pb.BudgetRequest(
-                number=one.number,
-                time=one.time,
-                epsilon=one.epsilon,
-                purpose=one.purpose,
-                decision="" if one.decision is None else one.decision.value,
-                granted=one.granted,
-                reason=one.reason,
-            )
+            pb.BudgetRequest(**{name: getattr(one, name) for name in names}, decision=one.decision or "")
             for one in asked
         ]
     )

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ class AskBook:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._refused: dict[_Key, _Counted] = {}
+        self._refused: dict[_Key, tuple[Any, ...]] = {}  # what follows the key in a row
         self._seen: dict[str, Ask] = {}
         self._day = ""
 
@@ -162,8 +162,9 @@ class AskBook:
                 key = (_stamp(ask.time)[:10], ask.client, ask.fingerprint, ask.operation, ask.outcome, int(ask.dry_run))
                 if key not in self._refused and len(self._refused) >= MOST_ROWS:
                     key = _anybody(key)
-                previous = self._refused.get(key)
-                self._refused[key] = _Counted(1, ask, ask) if previous is None else previous.and_another(ask)
+                stamp = _stamp(ask.time)
+                count, first = self._refused.get(key, (0, stamp))[:2]
+                self._refused[key] = (count + 1, first, stamp, ask.peer, ask.mechanism, ask.epsilon, ask.purpose)
             elif ask.fingerprint:
                 self._seen[ask.fingerprint] = ask
             if self._thread is None:
@@ -187,8 +188,8 @@ class AskBook:
         try:
             with self._writing() as connection:
                 self._forget(connection)
-                for key, counted in refused.items():
-                    _add(connection, key, counted)
+                for key, rest in refused.items():
+                    _add(connection, key, rest)
                 for fingerprint, ask in seen.items():
                     stamp = _stamp(ask.time)
                     connection.execute(_SEEN, (fingerprint, ask.client, ask.peer, stamp, stamp))
@@ -245,31 +246,17 @@ class AskBook:
 _Key = tuple[str, str, str, str, str, int]
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """Refusals of one key that are not written yet."""
-
-    count: int
-    first: Ask
-    last: Ask
-
-    def and_another(self, ask: Ask) -> _Counted:
-        return replace(self, count=self.count + 1, last=ask)
-
-
 def _anybody(key: _Key) -> _Key:
     day, _, _, operation, reason, dry = key
     return day, OTHERS, "", operation, reason, dry
 
 
-def _add(connection: sqlite3.Connection, key: _Key, counted: _Counted) -> None:
+def _add(connection: sqlite3.Connection, key: _Key, rest: tuple[Any, ...]) -> None:
     previous = connection.execute(f"SELECT 1 FROM refusals WHERE {_KEY}", key).fetchone()  # noqa: S608 a constant
     (rows,) = connection.execute("SELECT count(*) FROM refusals WHERE day = ?", key[:1]).fetchone()
     if previous is None and rows >= MOST_ROWS:
         key = _anybody(key)
-    last, stamps = counted.last, (_stamp(counted.first.time), _stamp(counted.last.time))
-    asked = (last.peer, last.mechanism, last.epsilon, last.purpose)
-    connection.execute(_REFUSED, (*key, counted.count, *stamps, *asked))
+    connection.execute(_REFUSED, (*key, *rest))
 
 
 _KEY = "day = ? AND client = ? AND fingerprint = ? AND operation = ? AND reason = ? AND dry = ?"

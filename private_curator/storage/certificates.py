@@ -93,15 +93,7 @@ class CertificateAuthority:
         _alternative_names(names)  # before anything is written
         key = ec.generate_private_key(ec.SECP256R1())
         subject = named(f"dpswd curator of {data_set}"[:64])
-        authority = _certificate(
-            subject=subject,
-            issuer=subject,
-            public_key=key.public_key(),
-            days=AUTHORITY_DAYS,
-            signed_by=key,
-            authority=True,
-            extensions=[x509.SubjectKeyIdentifier.from_public_key(key.public_key())],
-        )
+        authority = _certificate(subject, key.public_key(), days=AUTHORITY_DAYS, signed_by=key)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self._directory / CA_KEY, private_pem(key))
         write_public(self._directory / CA_CERTIFICATE, authority.public_bytes(serialization.Encoding.PEM))
@@ -204,18 +196,9 @@ class CertificateAuthority:
     ) -> x509.Certificate:
         """A certificate of this authority for a server or a client."""
         authority, authority_key = self._load()
-        return _certificate(
-            subject=subject,
-            issuer=authority.subject,
-            public_key=public_key,
-            days=days,
-            signed_by=authority_key,
-            extensions=[
-                x509.ExtendedKeyUsage([usage]),
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
-                *further,
-            ],
-        )
+        extensions = (x509.ExtendedKeyUsage([usage]), *further)
+        issuer = authority.subject
+        return _certificate(subject, public_key, *extensions, issuer=issuer, days=days, signed_by=authority_key)
 
     def read(self, name: str) -> x509.Certificate:
         """The certificate in one of the directory's files.
@@ -268,23 +251,15 @@ def make_cluster_members(out: Path, *, nodes: Sequence[str], names: Sequence[str
     if out.exists() or len(set(members)) != len(members):
         raise SettingsError(f"{out} exists, or a member is named twice; certificates are never overwritten")
     key, subject = ec.generate_private_key(ec.SECP256R1()), named("dpswd cluster")
-    authority = _certificate(
-        subject=subject, issuer=subject, public_key=key.public_key(), days=LEAF_DAYS, signed_by=key, authority=True,
-        extensions=[x509.SubjectKeyIdentifier.from_public_key(key.public_key())],
-    )  # fmt: skip
+    authority = _certificate(subject, key.public_key(), days=LEAF_DAYS, signed_by=key)
     for member in members:
         role = NODE if member in nodes else member
         serves = [] if role == CURATOR else [ExtendedKeyUsageOID.SERVER_AUTH]
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, *serves])
         unit = x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role)
         own = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(
-            subject=x509.Name([unit, *named(member)]), issuer=subject, public_key=own.public_key(), days=LEAF_DAYS,
-            signed_by=key,
-            extensions=[
-                usage, alternatives, x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-            ],
-        )  # fmt: skip
+        name, extensions = x509.Name([unit, *named(member)]), (usage, alternatives)
+        certificate = _certificate(name, own.public_key(), *extensions, issuer=subject, days=LEAF_DAYS, signed_by=key)
         (out / member).mkdir(parents=True, mode=0o700)
         write_private(out / member / MEMBER_KEY, private_pem(own))
         write_public(out / member / MEMBER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
@@ -332,15 +307,21 @@ def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
 
 
 def _certificate(
-    *,
     subject: x509.Name,
-    issuer: x509.Name,
     public_key: ec.EllipticCurvePublicKey,
+    *extensions: x509.ExtensionType,
     days: float,
     signed_by: ec.EllipticCurvePrivateKey,
-    authority: bool = False,
-    extensions: Sequence[x509.ExtensionType],
+    issuer: x509.Name | None = None,
 ) -> x509.Certificate:
+    """A certificate; without an issuer an authority's own."""
+    authority = issuer is None
+    signer = signed_by.public_key()
+    identifier: x509.ExtensionType = (
+        x509.SubjectKeyIdentifier.from_public_key(signer)
+        if authority
+        else x509.AuthorityKeyIdentifier.from_issuer_public_key(signer)
+    )
     now = dt.datetime.now(dt.UTC)
     # A negative number of days makes an expired certificate: tests need one.
     end = now + dt.timedelta(days=days)
@@ -350,7 +331,7 @@ def _certificate(
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(issuer or subject)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, end) - CLOCK_SKEW)
@@ -358,7 +339,7 @@ def _certificate(
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
         .add_extension(usage, critical=True)
     )
-    for extension in extensions:
+    for extension in (identifier, *extensions):
         builder = builder.add_extension(extension, critical=False)
     return builder.sign(signed_by, hashes.SHA256())
 

@@ -133,12 +133,6 @@ def _from_worker(error: WorkerFailed) -> list[dict[str, object]]:
     incidents: list[dict[str, object]] = []
     for link in error.chain[:MAX_ERRORS]:
         frames = link.get("frames")
-        incidents.append(
-            {
-                "type": str(link.get("type"))[:_MAX_FRAME_LENGTH],
-                "frames": [
-                    f"worker {str(frame)[:_MAX_FRAME_LENGTH]}" for frame in (frames if isinstance(frames, list) else [])
-                ],
-            }
-        )
+        named = [f"worker {str(frame)[:_MAX_FRAME_LENGTH]}" for frame in (frames if isinstance(frames, list) else [])]
+        incidents.append({"type": str(link.get("type"))[:_MAX_FRAME_LENGTH], "frames": named})
     return incidents

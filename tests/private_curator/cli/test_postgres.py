@@ -157,11 +157,13 @@ def test_a_database_that_was_put_back_is_refused_until_the_loss_is_accepted(oper
 def test_a_replica_whose_clock_is_wrong_does_not_start(operator, days):
     """The database's clock decides: the right replicas start whatever the wrong one has done."""
     wrong = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
-    with preflight._Site(operator.home, {}, now=lambda: wrong) as site, pytest.raises(SettingsError) as caught:
+    site = preflight._Site(operator.home, {}, now=lambda: wrong)
+    with site.opened, pytest.raises(SettingsError) as caught:
         preflight.CHECKS["clock"](site)
     assert f"this machine's clock says {wrong:%Y-%m-%d}" in str(caught.value)
     assert "that of the ledger's database, which decides" in str(caught.value)
-    with preflight._Site(operator.home, {}) as site:
+    site = preflight._Site(operator.home, {})
+    with site.opened:
         assert "not before the ledger" in preflight.CHECKS["clock"](site)
 
 

@@ -162,6 +162,8 @@ ALLOWED = {
     "_log.warning('%s for %s: %s', operation, caller, error)",
     # Our own words of an address, a certificate's file and a time, before any record is read.
     "_log.error('the cluster is not there: %s', error)",
+    # Our own words of a database's place and the kind of its refusal; no record is in it.
+    "_log.error('the ledger is not watched: %s', error)",
 }
 
 
