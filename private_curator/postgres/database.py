@@ -304,6 +304,10 @@ class PostgresDatabase:
         """See `Database.close`."""
         with self._mutex:
             self._closed, self._claims = True, False
+            if self._connection is not None:
+                # The server frees locks too, but only once it notices that we left: till then a restore is refused.
+                with contextlib.suppress(psycopg.Error):
+                    self._connection.execute("SELECT pg_advisory_unlock_all()")
             self._disconnect()
 
     @contextlib.contextmanager

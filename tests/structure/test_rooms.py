@@ -15,7 +15,7 @@ ANNEXES = {
     "private_curator/sources", "public_client/onnx", "public_client/tools", "public_client/federated",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 9_968,
+    "annexes": 9_972,
     "private_curator/*.py": 1,
     "private_curator/books": 3_029,
     "private_curator/caps": 90,

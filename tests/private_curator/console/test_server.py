@@ -232,6 +232,11 @@ def whole_of(listening) -> str:
     return f"GET /console.css HTTP/1.1\r\nHost: {listening.address}\r\nConnection: close\r\n\r\n"
 
 
+def answers(path):
+    with socket.socket(socket.AF_UNIX) as trying:
+        return trying.connect_ex(str(path)) == 0
+
+
 def test_a_unix_socket_is_its_owners_alone(home, tmp_path):
     path = tmp_path / "console.sock"
     listening = server.listen_on_socket(path)
@@ -242,7 +247,7 @@ def test_a_unix_socket_is_its_owners_alone(home, tmp_path):
         assert "200 OK" in answered(asked, "GET /sign-in HTTP/1.1\r\nHost: localhost:8466\r\nConnection: close\r\n\r\n")
         with pytest.raises(SettingsError, match="stop what listens there"):
             server.listen_on_socket(path)
-    while server._answers(path):  # a program that another thread is starting holds all that is open for a moment
+    while answers(path):  # a program that another thread is starting holds all that is open for a moment
         time.sleep(0.01)
     server.listen_on_socket(path).socket.close()  # a socket that nobody listens on is replaced
     file = tmp_path / "a-file"

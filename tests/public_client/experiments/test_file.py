@@ -107,15 +107,15 @@ def test_every_wish_of_the_privacy_section_is_an_argument_of_a_plan():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("method", "settings", "says"),
     [
-        ("release = 'wavelet'", "release is 'wavelet'; allowed: rows, quantiles"),
-        ("clip = 2.0", "all-weights has no clip; its settings are alignment_weight, averaging, batch_records"),
-        ("directions = 1.5", "directions is 1.5; it must be a whole number of at least 1"),
+        ("statistics", "prior = 'wavelet'", "prior is 'wavelet'; allowed: source, none"),
+        ("all-weights", "clip = 2.0", "all-weights has no clip; its settings are alignment_weight, averaging"),
+        ("all-weights", "directions = 1.5", "directions is 1.5; it must be a whole number of at least 1"),
     ],
 )
-def test_a_methods_settings_are_checked_before_anything_is_trained(tmp_path, settings, says):
-    path = write(tmp_path, f"[method]\nname = 'all-weights'\n[method.settings]\n{settings}\n")
+def test_a_methods_settings_are_checked_before_anything_is_trained(tmp_path, method, settings, says):
+    path = write(tmp_path, f"[method]\nname = '{method}'\n[method.settings]\n{settings}\n")
     result = invoke("train", "--experiment", path)
     assert result.exit_code == 9
     assert says in result.stderr
