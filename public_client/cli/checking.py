@@ -64,12 +64,11 @@ def check(
     models = [path for path in receipts if path.suffix == ".safetensors"]
     others = [path for path in receipts if path not in (*published, *models)]
     entries, unreadable = verification.read_receipts(others)
-    files = []
+    files, view = [], None if ledger is None else _lines(ledger)
     for path in models:
         from dpswd.public_client.experiments.deriving import check_adapted
 
-        view = [] if ledger is None else _lines(ledger)
-        checked = check_adapted(path, key=public_key, credentials=credentials, ledger=view, **given)
+        checked = check_adapted(path, key=public_key, credentials=credentials, ledger=view or (), **given)
         entries, unreadable = entries + checked.entries, unreadable + checked.findings
         if output == "text" and not checked.findings:
             files.append(f"{path}: {checked}")
@@ -81,7 +80,7 @@ def check(
     report = verification.verify(
         entries,
         public_key=public_key,
-        ledger=None if ledger is None else _lines(ledger),
+        ledger=view,
         earlier=[_lines(path) for path in earlier],
         complete=not partial,
     )

@@ -26,6 +26,8 @@ import torch
 from scipy import optimize
 from torch import Tensor, nn
 
+from dpswd.public_client.extractor.adapter_layers import filled_linear
+
 _POWER = 0.5
 """Of an axis's variance by which its values are divided, times 1/2."""
 _FLOOR = 1e-3
@@ -84,15 +86,11 @@ def viewed(before: Iterable[nn.Module], last: nn.Linear, features: Tensor, *, po
     forward = gain[:, None] * axes.T
     scale = float((moved @ forward.T).norm(dim=1).mean().clamp(min=1e-12))
     weight = last.weight.detach().double()
-    view, head = nn.Linear(d, d), nn.Linear(d, len(weight))
-    with torch.no_grad():
-        view.weight.copy_(forward / scale)
-        view.bias.copy_(-(forward @ center) / scale)
-        head.weight.copy_(weight @ (axes / gain) * scale)
-        head.bias.copy_(weight @ center if last.bias is None else last.bias + weight @ center)
+    bias = weight @ center if last.bias is None else last.bias.detach() + weight @ center
     classifier = nn.Sequential(*before)
+    view = filled_linear((forward / scale).contiguous(), -(forward @ center) / scale)
     classifier.add_module("view", view.requires_grad_(False))
-    classifier.add_module("head", head)
+    classifier.add_module("head", filled_linear(weight @ (axes / gain) * scale, bias))
     return classifier
 
 
@@ -101,12 +99,9 @@ def folded(classifier: nn.Sequential) -> nn.Module:
     *before, view, head = classifier
     assert isinstance(view, nn.Linear)
     assert isinstance(head, nn.Linear)
-    made = nn.Linear(view.in_features, head.out_features)
-    weight = head.weight.detach().double()
     with torch.no_grad():
-        made.weight.copy_(weight @ view.weight.double())
-        made.bias.copy_(head.bias.double() + weight @ view.bias.double())
-    made = made.to(view.weight.device)
+        weight = head.weight.double()
+        made = filled_linear(weight @ view.weight.double(), head.bias.double() + weight @ view.bias.double())
     return nn.Sequential(*before, made) if before else made
 
 

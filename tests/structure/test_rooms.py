@@ -15,7 +15,7 @@ ANNEXES = {
     "private_curator/sources", "public_client/onnx", "public_client/tools", "public_client/federated",
 }  # fmt: skip
 BUDGETS = {
-    "annexes": 9_972,
+    "annexes": 9_967,
     "private_curator/*.py": 1,
     "private_curator/books": 3_029,
     "private_curator/caps": 90,
@@ -31,7 +31,7 @@ BUDGETS = {
     "private_curator/watching": 42,
     "public_client/*.py": 353,
     "public_client/adaptation": 1_242,
-    "public_client/cli": 1_728,
+    "public_client/cli": 1_727,
     "public_client/curator": 2_002,
     "public_client/data": 1_191,
     "public_client/evidence": 601,
