@@ -119,9 +119,9 @@ def test_fewer_records_are_seen_along_fewer_axes(records, axes):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [(3, 14, 18), (1, 36, 20)])
+@pytest.mark.parametrize("shape", [(3, 14, 18), (1, 20, 15)])
 def test_images_of_other_sizes_and_colours_are_drawn(shape):
-    """Halves that were mixed up would differ by nothing, or the other way; these by 0.31 to 0.63 under other noise."""
+    """Halves that were mixed up would differ by nothing, or the other way; these by 0.31 to 0.72 under other noise."""
     rng = np.random.default_rng(0)
     labels = np.arange(120) % 2
     images = (0.2 * rng.random((120, *shape))).astype(np.float32)
@@ -238,7 +238,7 @@ def test_a_class_without_records_shows_nothing_but_noise(fitted):
     labels = np.where(task.source.labels.numpy() == 7, 1, task.source.labels.numpy())
     description = mock_description(records=len(labels), record_shape=(1, 8, 8), epsilon=2.0, delta=1e-4, classes=10)
     where = MockCurator(description, records=lambda n: task.source.images[:n], labels=labels)
-    plan, _ = plan_generator(where, SMALL, epsilon=1.0)
+    plan, _ = plan_generator(where, replace(SMALL, pretraining=30, updates=60), epsilon=1.0)
     generator = generate(where, plan, device="cpu", progress=False)
     assert min(generator.shares) > 0.0
     assert set(generator.sample(3000)[1].tolist()) <= set(range(10))

@@ -95,9 +95,9 @@ IMAGES = Replayed(low=0.0, axes=20, coordinates=10, waves=12, width=4, pretraini
 QUICK = {
     "statistics": of_model(Statistics()),
     "gaussian": of_generator(Gaussian(low=0.0, high=1.0, typical=0.7)),
-    "tabular": of_generator(Tabular(schema=Schema(TABLE), fitted_rows=500, updates=5)),
 }
 SLOW = {
+    "tabular": of_generator(Tabular(schema=Schema(TABLE), fitted_rows=500, updates=5)),
     "glance and layers": of_model(Normalisation(asks="all")),
     "labels": of_model(Recalibrate()),
     "views": of_model(
@@ -136,6 +136,7 @@ def caught(rows):
     return {row["attack"]: row["refuted"] for row in rows}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", QUICK)
 def test_noise_left_out_is_caught(made, kind):
     rows = attacked(made, kind, "noise left out", 100)
