@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
 	@echo "make test              lint, types, import directions and the tests, the story in containers too"
-	@echo "make test-quick        the same without containers, stories of several processes and long searches"
+	@echo "make test-quick        lint, types and the tests that start no process and open no socket, without long searches"
 	@echo "make test-exhaustive   random kills, long timing runs, the air gap, ten times the examples, new seeds (hours)"
 	@echo "make test-containers   all that is tested in containers: two hospitals, lost networks, the air gap too"
 	@echo "make docs              build the documentation site into .build/site"
@@ -51,7 +51,7 @@ test: set-up lint
 	@$(TESTED) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
 test-quick: set-up lint
-	@$(TESTED) -m "not containers and not end_to_end and not long and not exhaustive" $(ARGS); tests=$$?; wait $$types && exit $$tests
+	@$(TESTED) -m "not long and not exhaustive" tests/unit $(ARGS); tests=$$?; wait $$types && exit $$tests
 
 # Types are looked at beside the tests, and behind them where processors are short. Before the tests begin their bytecode
 # is written: each test process would compile all of it for itself.

@@ -44,7 +44,7 @@ from dpswd.public_client.curator.values import new_request_id
 from dpswd.shared.core import errors
 
 sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "tests" / "end_to_end"))
+sys.path.insert(0, str(ROOT / "tests" / "story"))
 from curator_process import CuratorProcess, Replica, upload
 from declarations import quantiles
 from drawn_steps import new_step, parameters

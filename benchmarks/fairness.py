@@ -31,7 +31,7 @@ from benchmarks.records import Row, Rows, machine, options, table
 
 RESULTS = Path(__file__).parent / "results" / "fairness.json"
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "end_to_end")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "story")]
 KINDS = ("Describe", "DrawStep")
 COLUMNS = {
     "the flood": "{flood}",

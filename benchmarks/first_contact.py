@@ -7,7 +7,7 @@
 
 Words are counted in every page of docs/ and in README.md, code and tables included. The length of a page leaves tables
 and code out; paragraphs and sentences are those of prose, and a formula or a number is no word of one.
-`tests/documentation/test_budgets.py` holds the figures. --install builds the wheel of this commit, installs it once for
+The tests' `test_budgets.py` holds the figures. --install builds the wheel of this commit, installs it once for
 each party with whatever index pip is set to (PyTorch's CPU build first), says megabytes and seconds, and how long a
 first result takes with both sides on one machine: install, then `dpswd-client demo`. Else: those on file. Takes no
 seeds: nothing is drawn.

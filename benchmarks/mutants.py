@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = ("shared/core", "private_curator/core")
 TESTS = (
     *(
-        f"tests/shared/{part}"
+        f"tests/unit/shared/{part}"
         for part in (
             "kernels",
             "ledger",
@@ -59,11 +59,12 @@ TESTS = (
             "test_errors.py",
         )
     ),
-    *(f"tests/private_curator/{part}" for part in ("ledger", "steps")),
-    "tests/public_client/methods/test_recalibrate.py",
+    "tests/party/shared/mechanisms",
+    *(f"tests/{tier}/private_curator/{part}" for tier in ("unit", "party") for part in ("ledger", "steps")),
+    "tests/unit/public_client/methods/test_recalibrate.py",
 )
-LOOKING = "tests/shared/test_core_values.py"
-WITHOUT = "not containers and not end_to_end and not exhaustive and not statistical"
+LOOKING = "tests/unit/shared/test_core_values.py"
+WITHOUT = "not exhaustive and not statistical"
 RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 COVERED = "covered.json"
 NO_FAULT = Path(__file__).with_name("mutants.toml")

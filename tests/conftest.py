@@ -101,17 +101,17 @@ def no_noise():
 
 LONGEST = (
     "containers",
-    "end_to_end/test_operator_pages.py",
-    "end_to_end/test_run_again.py",
-    "end_to_end/test_curator_process.py",
+    "story/test_operator_pages.py",
+    "story/test_run_again.py",
+    "story/test_curator_process.py",
     "postgres",
-    "end_to_end/test_training.py",
-    "public_client/adaptation/test_domain_adaptation.py",
-    "public_client/adaptation/test_federation.py",
-    "public_client/training/test_distributed.py",
-    "end_to_end/test_federation.py",
-    "end_to_end/test_worker.py",
-    "end_to_end/test_readme.py",
+    "story/test_training.py",
+    "party/public_client/adaptation/test_domain_adaptation.py",
+    "party/public_client/adaptation/test_federation.py",
+    "party/public_client/training/test_distributed.py",
+    "story/test_federation.py",
+    "story/test_worker.py",
+    "story/test_readme.py",
 )
 """What takes longest, so that no process ends with it alone while the others are done."""
 
