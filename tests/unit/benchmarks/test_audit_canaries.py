@@ -16,7 +16,7 @@ from dpswd.public_client.testing.canaries import DESIGNS
 from dpswd.shared.core.mechanisms import MECHANISMS
 
 LONG = ("quantiles", "labelled_quantiles")
-"""Seconds each: no noise at all, which half of it implies, is planted in the first by `make test-exhaustive`, and so are
+"""Seconds each: no noise at all, which half of it implies, is planted in the first by `make test-exhaustive`; so are
 all faults in the second, which has the first one's code."""
 
 
