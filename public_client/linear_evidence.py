@@ -53,12 +53,12 @@ class Widths:
 
 @dataclass(frozen=True, eq=False)
 class Normal:
-    """The parameters' posterior under some widths.
+    """The parameters' posterior under some widths, or under each of several: ... is (), or their number.
 
     Attributes:
-        widths: (p,), of the prior of each.
-        root: (p, p), lower triangular: of the precision in units of these widths.
-        explained: (p,), what of y each column of the root's inverse explains, in deviations.
+        widths: (..., p), of the prior of each.
+        root: (..., p, p), lower triangular: of the precision in units of these widths.
+        explained: (..., p), what of y each column of the root's inverse explains, in deviations.
         left: squared length of y in units of the noise alone.
         log_noise: twice the logarithm of the noise's volume.
     """
@@ -71,35 +71,35 @@ class Normal:
 
     @property
     def mean(self) -> Tensor:
-        """(p,), the most probable parameters."""
-        turned = torch.linalg.solve_triangular(self.root.T, self.explained[:, None], upper=True)
-        return self.widths * torch.as_tensor(turned)[:, 0]
+        """(..., p), the most probable parameters."""
+        turned = torch.linalg.solve_triangular(self.root.mT, self.explained[..., None], upper=True)
+        return self.widths * torch.as_tensor(turned)[..., 0]
 
     @property
     def covariance(self) -> Tensor:
-        """(p, p)."""
-        return self.widths[:, None] * torch.cholesky_inverse(self.root) * self.widths
+        """(..., p, p)."""
+        return self.widths[..., None] * torch.cholesky_inverse(self.root) * self.widths[..., None, :]
 
     @property
     def spread(self) -> Tensor:
-        """S (p, p), with the covariance S S^T: S times standard normal numbers is a draw about the mean."""
-        unit = torch.eye(len(self.root)).to(self.root)
-        spread: Tensor = self.widths[:, None] * torch.linalg.solve_triangular(self.root, unit, upper=False).T
+        """S (..., p, p), with the covariance S S^T: S times standard normal numbers is a draw about the mean."""
+        unit = torch.eye(self.root.shape[-1]).to(self.root)
+        spread: Tensor = self.widths[..., None] * torch.linalg.solve_triangular(self.root, unit, upper=False).mT
         return spread
 
     @property
     def square(self) -> Tensor:
-        """Squared length of y in units of its own deviations."""
-        return self.left - self.explained.square().sum()
+        """(...), squared length of y in units of its own deviations."""
+        return self.left - self.explained.square().sum(dim=-1)
 
     @property
     def volume(self) -> Tensor:
-        """Nats that the parameters cost: the logarithm of the prior's over the posterior's volume."""
-        return torch.log(torch.diagonal(self.root)).sum()
+        """(...), nats that the parameters cost: the logarithm of the prior's over the posterior's volume."""
+        return torch.log(torch.diagonal(self.root, dim1=-2, dim2=-1)).sum(dim=-1)
 
     @property
     def log_evidence(self) -> Tensor:
-        """The logarithm of the marginal likelihood, but for r / 2 log 2 pi."""
+        """(...), the logarithm of the marginal likelihood, but for r / 2 log 2 pi."""
         return -0.5 * (self.log_noise + 2.0 * self.volume + self.square)
 
 
@@ -186,18 +186,20 @@ class LinearModel:
         """R, numbers that are to be explained."""
         return len(self._target)
 
-    def under(self, factors: Tensor | Sequence[float], variance: Tensor | float = 1.0) -> Normal:
+    def under(
+        self, factors: Tensor | Sequence[float] | Sequence[Sequence[float]], variance: Tensor | float = 1.0
+    ) -> Normal:
         """The posterior under given widths.
 
         Args:
-            factors: of each group, times the width that is usual; 0 for what does not move.
+            factors: of each group, (..., groups), times the width that is usual; 0 for what does not move.
             variance: v.
         """
-        each = torch.as_tensor(factors, dtype=torch.float64).to(self._target)[self._of_group]
+        each = torch.as_tensor(factors, dtype=torch.float64).to(self._target)[..., self._of_group]
         v = torch.as_tensor(variance, dtype=torch.float64).to(self._target)
-        precision = torch.eye(len(each)).to(each) + each[:, None] * self._gram * each / v
+        precision = torch.eye(each.shape[-1]).to(each) + each[..., None] * self._gram * each[..., None, :] / v
         root = torch.linalg.cholesky(precision)
-        explained = torch.linalg.solve_triangular(root, (each * self._pulled / v)[:, None], upper=False)[:, 0]
+        explained = torch.linalg.solve_triangular(root, (each * self._pulled / v)[..., None], upper=False)[..., 0]
         log_noise = self._log_noise + len(self._target) * torch.log(v)
         return Normal(each, root, explained, self._energy / v, log_noise)
 

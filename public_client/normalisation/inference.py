@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import linalg, special
+from scipy import special
 
 from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.normalisation.reference import Reference, Values
@@ -99,27 +99,31 @@ def moved(observed: Observed, reference: Reference, deviations: Values, before: 
     return np.asarray(special.softmax(nats) @ np.stack(moves))
 
 
-def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[float, Values]:
+def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[Values, Values]:
     """Log of the probability that frequencies are positive, and the mean of the law cut at zero.
 
     One class after the other, each by the moments of a normal law cut at zero (assumed density filtering, Minka 2001);
     of very many classes those nearest to zero.
 
     Args:
-        mean: (C,) changes of frequencies, in roots of their frequencies in the source.
-        covariance: (C, C) of the same.
+        mean: (W, C) changes of frequencies under each of some widths, in roots of their frequencies in the source.
+        covariance: (W, C, C) of the same.
         shares: (C,) frequencies in the source.
+
+    Returns:
+        (W,) and (W, C).
     """
-    mean, covariance, log_mass = mean.copy(), covariance.copy(), 0.0
-    nearest = (mean + np.sqrt(shares)) / np.sqrt(np.maximum(np.diag(covariance), _TINY))
-    for one in np.argsort(nearest)[:_MOST_CUT]:
-        deviation = math.sqrt(max(covariance[one, one], _TINY))
-        at = (mean[one] + math.sqrt(shares[one])) / deviation
-        log_chance = float(special.log_ndtr(at))
-        pull = math.exp(-0.5 * at * at - log_chance) / math.sqrt(2.0 * math.pi)
-        with_it = covariance[:, one] / deviation
-        mean += pull * with_it
-        covariance -= pull * (at + pull) * np.outer(with_it, with_it)
+    mean, covariance, log_mass = mean.copy(), covariance.copy(), np.zeros(len(mean))
+    every, roots = np.arange(len(mean)), np.sqrt(shares)
+    nearest = (mean + roots) / np.sqrt(np.maximum(np.diagonal(covariance, axis1=1, axis2=2), _TINY))
+    for one in np.argsort(nearest, axis=1).T[:_MOST_CUT]:
+        deviation = np.sqrt(np.maximum(covariance[every, one, one], _TINY))
+        at = (mean[every, one] + roots[one]) / deviation
+        log_chance = special.log_ndtr(at)
+        pull = np.exp(-0.5 * at * at - log_chance) / math.sqrt(2.0 * math.pi)
+        with_it = covariance[every, :, one] / deviation[:, None]
+        mean += pull[:, None] * with_it
+        covariance -= (pull * (at + pull))[:, None, None] * with_it[:, :, None] * with_it[:, None, :]
         log_mass += log_chance
     return log_mass, mean
 
@@ -134,8 +138,9 @@ class _Likelihood:
         self._shares, self._roots = reference.shares, np.sqrt(reference.shares)
         self._rank, roots = reference.along.shape[1], self._roots
         self._directions = np.concatenate([reference.along, (reference.classes * roots[:, None]).T], axis=1)
-        flat = np.eye(len(roots)) - np.outer(roots, roots)
-        self._positive = {w: _positive(0.0 * roots, w**2 * flat, reference.shares)[0] for w in _FREQUENCIES}
+        flat, widths = np.eye(len(roots)) - np.outer(roots, roots), np.array(_FREQUENCIES)
+        masses, _ = _positive(np.zeros((len(widths), len(roots))), widths[:, None, None] ** 2 * flat, self._shares)
+        self._positive = dict(zip(_FREQUENCIES, masses, strict=True))
 
     def at(self, t: float, k: float, r: float, frequencies: Sequence[float]) -> list[Explanation]:
         """See the file; for each width w of frequencies."""
@@ -143,31 +148,30 @@ class _Likelihood:
         rank, diagonal = self._rank, self._base + free
         directions, y, noise = (torch.from_numpy(each) for each in (self._directions, self._y, diagonal))
         model = LinearModel(directions, y, (rank, len(self._shares)), noise=noise)
-        explanations = []
-        for w in frequencies:
-            law = model.under((math.sqrt(self._by + r**2), w))
-            evidence, coefficients = float(law.log_evidence), law.mean.numpy()
-            evidence -= 0.5 * len(y) * math.log(2.0 * math.pi)
-            after = self._shares
-            if w:
-                covariance = law.covariance.numpy()[:, rank:]
-                more, changes = self._cut(coefficients[rank:], covariance[rank:], w)
-                evidence += more
-                away = linalg.solve(covariance[rank:], changes - coefficients[rank:], assume_a="pos")
-                coefficients = coefficients + covariance @ away
-                after = np.maximum(after + np.sqrt(after) * changes, 0.0)
-            rest = (self._y - self._directions @ coefficients) / diagonal
-            along = self._directions[:, :rank] @ (coefficients[:rank] * (r**2 / (self._by + r**2)))
-            explanations.append(Explanation(evidence, free * rest + along, after))
-        return explanations
+        law = model.under([(math.sqrt(self._by + r**2), w) for w in frequencies])
+        evidence, coefficients = law.log_evidence.numpy(), law.mean.numpy()
+        evidence -= 0.5 * len(y) * math.log(2.0 * math.pi)
+        after = np.tile(self._shares, (len(frequencies), 1))
+        if (other := np.flatnonzero(frequencies)).size:
+            covariance = law.covariance.numpy()[other, :, rank:]
+            about = coefficients[other, rank:]
+            more, changes = self._cut(about, covariance[:, rank:], [w for w in frequencies if w])
+            evidence[other] += more
+            away = np.linalg.solve(covariance[:, rank:], (changes - about)[..., None])
+            coefficients[other] += (covariance @ away)[..., 0]
+            after[other] = np.maximum(self._shares + self._roots * changes, 0.0)
+        rest = (self._y - coefficients @ self._directions.T) / diagonal
+        along = (r**2 / (self._by + r**2)) * coefficients[:, :rank] @ self._directions[:, :rank].T
+        return [Explanation(float(e), *own) for e, *own in zip(evidence, free * rest + along, after, strict=True)]
 
-    def _cut(self, mean: Values, covariance: Values, w: float) -> tuple[float, Values]:
-        """Nats of that frequencies add up to 1 and none is negative, and the changes' mean under that."""
+    def _cut(self, mean: Values, covariance: Values, widths: Sequence[float]) -> tuple[Values, Values]:
+        """Nats of that frequencies add up to 1 and none is negative, and the changes' mean under that; by width."""
         summed = covariance @ self._roots
-        total = float(self._roots @ summed)
-        mean = mean - summed * (self._roots @ mean) / total
-        after, changes = _positive(mean, covariance - np.outer(summed, summed) / total, self._shares)
-        return after - self._positive[w], changes
+        total = (summed @ self._roots)[:, None]
+        mean = mean - summed * (mean @ self._roots)[:, None] / total
+        within = covariance - summed[:, :, None] * summed[:, None, :] / total[..., None]
+        after, changes = _positive(mean, within, self._shares)
+        return after - [self._positive[w] for w in widths], changes
 
 
 def _averaged(grid: list[Explanation]) -> Explanation:

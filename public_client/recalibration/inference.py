@@ -115,8 +115,8 @@ class Recalibration:
         now, along = steps[-1].at, np.hstack(list(self._kinds.values()))
         for iteration in range(_ITERATIONS):
             model, curvature = self._observed(steps, now)
-            laws, weights, logs = self._under_each_width(model)
-            means = along @ np.stack([law.mean.numpy() for law in laws], axis=1)  # (p, widths)
+            law, weights, logs = self._under_each_width(model)
+            means = along @ law.mean.numpy().T  # (p, widths)
             mean = means @ weights
             change = np.tensordot(self._frame, mean, axes=1) - now
             size = self._public.size(change)
@@ -132,10 +132,10 @@ class Recalibration:
         beforehand = math.log(self._beforehand[0])
         other = float(special.logsumexp(logs[1:])) - math.log1p(-math.exp(beforehand))
         evidence = other - (float(logs[0]) - beforehand)
-        direction = torch.from_numpy(along.T @ slope)[:, None]
-        within = [torch.linalg.solve_triangular(law.root, law.widths[:, None] * direction, upper=False) for law in laws]
+        direction = law.widths * torch.from_numpy(along.T @ slope)  # (widths, q)
+        within = torch.linalg.solve_triangular(law.root, direction[..., None], upper=False)[..., 0]
         between = slope @ (means - mean[:, None])
-        deviation = math.sqrt(weights @ (between**2 + [float(part.square().sum()) for part in within]))
+        deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()))
         return Posterior(now, moved, evidence, 0.5 * float(slope @ self._flat(now)), deviation)
 
     def _observed(self, steps: Sequence[Released], now: Values) -> tuple[LinearModel, Values]:
@@ -188,11 +188,11 @@ class Recalibration:
         noise = deviation**2 * np.eye(others) + spread / n + explained
         return rows, missing + spread @ (self._basis.T @ now[:, 0]), noise
 
-    def _under_each_width(self, model: LinearModel) -> tuple[list[Normal], Values, Values]:
+    def _under_each_width(self, model: LinearModel) -> tuple[Normal, Values, Values]:
         """What is known under each of the prior's widths, their weights and joint log-probabilities."""
-        laws = [model.under([math.sqrt(0.5) * width for width in widths]) for widths in self._grid]
-        joint = np.array([float(law.log_evidence) for law in laws]) + np.log(self._beforehand)
-        return laws, special.softmax(joint), joint
+        law = model.under(math.sqrt(0.5) * torch.tensor(self._grid, dtype=torch.float64))
+        joint = law.log_evidence.numpy() + np.log(self._beforehand)
+        return law, special.softmax(joint), joint
 
     def _moved(self, near: Sequence[Released]) -> list[Expected]:
         """What is expected of each of some steps, as their squares together correct it."""
