@@ -186,9 +186,7 @@ class LinearModel:
         """R, numbers that are to be explained."""
         return len(self._target)
 
-    def under(
-        self, factors: Tensor | Sequence[float] | Sequence[Sequence[float]], variance: Tensor | float = 1.0
-    ) -> Normal:
+    def under(self, factors: Tensor | Sequence[float], variance: Tensor | float = 1.0) -> Normal:
         """The posterior under given widths.
 
         Args:

@@ -100,7 +100,7 @@ def moved(observed: Observed, reference: Reference, deviations: Values, before: 
 
 
 def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[Values, Values]:
-    """Log of the probability that frequencies are positive, and the mean of the law cut at zero.
+    """Logs (W,) of the probability that frequencies are positive, and means (W, C) of the law cut at zero.
 
     One class after the other, each by the moments of a normal law cut at zero (assumed density filtering, Minka 2001);
     of very many classes those nearest to zero.
@@ -109,9 +109,6 @@ def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[Values,
         mean: (W, C) changes of frequencies under each of some widths, in roots of their frequencies in the source.
         covariance: (W, C, C) of the same.
         shares: (C,) frequencies in the source.
-
-    Returns:
-        (W,) and (W, C).
     """
     mean, covariance, log_mass = mean.copy(), covariance.copy(), np.zeros(len(mean))
     every, roots = np.arange(len(mean)), np.sqrt(shares)
@@ -148,10 +145,9 @@ class _Likelihood:
         rank, diagonal = self._rank, self._base + free
         directions, y, noise = (torch.from_numpy(each) for each in (self._directions, self._y, diagonal))
         model = LinearModel(directions, y, (rank, len(self._shares)), noise=noise)
-        law = model.under([(math.sqrt(self._by + r**2), w) for w in frequencies])
-        evidence, coefficients = law.log_evidence.numpy(), law.mean.numpy()
-        evidence -= 0.5 * len(y) * math.log(2.0 * math.pi)
-        after = np.tile(self._shares, (len(frequencies), 1))
+        law = model.under(torch.tensor([(math.sqrt(self._by + r**2), w) for w in frequencies], dtype=torch.float64))
+        evidence = law.log_evidence.numpy() - 0.5 * len(y) * math.log(2.0 * math.pi)
+        coefficients, after = law.mean.numpy(), np.tile(self._shares, (len(frequencies), 1))
         if (other := np.flatnonzero(frequencies)).size:
             covariance = law.covariance.numpy()[other, :, rank:]
             about = coefficients[other, rank:]
@@ -170,8 +166,8 @@ class _Likelihood:
         total = (summed @ self._roots)[:, None]
         mean = mean - summed * (mean @ self._roots)[:, None] / total
         within = covariance - summed[:, :, None] * summed[:, None, :] / total[..., None]
-        after, changes = _positive(mean, within, self._shares)
-        return after - [self._positive[w] for w in widths], changes
+        log_mass, changes = _positive(mean, within, self._shares)
+        return log_mass - [self._positive[w] for w in widths], changes
 
 
 def _averaged(grid: list[Explanation]) -> Explanation:
