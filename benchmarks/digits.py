@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.baselines import trained_locally
 from benchmarks.records import Job, Row, Rows, mean_and_deviation, options, read
+from dpswd import adapt
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.data.accuracy import accuracy
 from dpswd.public_client.data.datasets import Task, load_task
@@ -52,6 +54,7 @@ METHODS = {
     "source-only": "source-only",
     "varied": "source-only, tuned as a replay but without a release",
     "non-private": "non-private SWD, all weights, both branches",
+    "ladder": "the ladder (`adapt`)",
     "replay": "one release replayed (`--method replay`)",
     "rows": "the paper's rows, all weights",
 }
@@ -137,8 +140,24 @@ def _train(
         LocalHospital(records, epsilon=epsilon, delta=DELTA, name=settings["task"], device=device) as hospital,
         hospital.connect() as connected,
     ):
-        method = method_of(settings["method"], settings["settings"])
         extractor, classifier = copy.deepcopy((model.extractor, model.classifier))
+        if settings["method"] == "ladder":
+            adapted = adapt(
+                nn.Sequential(extractor, classifier), model.loader, connected,
+                epsilon=epsilon, seed=settings["seed"], device=device, progress=False,
+            )  # fmt: skip
+            seconds, ledger = time.monotonic() - begun, hospital.budget()
+            return {
+                "accuracy": accuracy(
+                    adapted.model.extractor, adapted.model.classifier, task.target.to(resolve_device(device))
+                ),
+                "asked": [[one.rung, one.outcome, one.plain, one.finding] for one in adapted.answers],
+                "delta": DELTA,
+                "seconds": seconds,
+                "spent": ledger["epsilon_spent"],
+                "steps_charged": ledger["steps_charged"],
+            }
+        method = method_of(settings["method"], settings["settings"])
         adaptation = DomainAdaptation(
             extractor,
             classifier,
@@ -221,7 +240,7 @@ def _section(task: str, geometry: str, runs: Sequence[dict[str, Any]]) -> list[s
             if run["seed"] in ceilings
         ]
         first = group[0]
-        private = first["method"] in ("replay", "rows")
+        private = first["method"] not in LOCAL
         cells = [
             METHODS[first["method"]],
             f"{max(run['spent'] for run in group):.4g}" if private else "",

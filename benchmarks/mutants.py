@@ -59,7 +59,7 @@ TESTS = (
             "test_errors.py",
         )
     ),
-    "tests/party/shared/mechanisms",
+    "tests/party/shared",
     *(f"tests/{tier}/private_curator/{part}" for tier in ("unit", "party") for part in ("ledger", "steps")),
     "tests/unit/public_client/methods/test_recalibrate.py",
 )
