@@ -32,7 +32,7 @@ TEAM_PAGE = ROOT / "docs" / "ml-team" / "first-hour.md"
 ELSEWHERE = {"apply.md", "replicas.md", "publish.md", "cluster.md"}
 TRAIN = (
     "dpswd-client train --data digits --curator localhost:50051 --credentials {credentials} --epsilon 0.5 "
-    "--method replay --source-epochs 1 --checkpoint {run}"
+    "--method normalisation --source-epochs 1 --checkpoint {run}"
 )
 AGAIN = {
     "dpswd-client init ": (3, "it is not overwritten, choose another directory"),
