@@ -11,7 +11,7 @@ from dpswd.public_client.replay.views import View
 
 
 class MixedViews(View):
-    """Several views of the same records: each record is seen through one of them.
+    """Several views of the same records: each pair of records is seen through one of them.
 
     Args:
         views: all of one kind.
@@ -29,7 +29,8 @@ class MixedViews(View):
 
     def forward(self, extractor: nn.Module, records: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Features (m, d) of records (m, ...)."""
-        drawn = torch.multinomial(self._weights, len(records), replacement=True, generator=self._generator)
+        pairs = torch.multinomial(self._weights, max(1, len(records) // 2), replacement=True, generator=self._generator)
+        drawn = pairs[(torch.arange(len(records)) // 2).clamp(max=len(pairs) - 1)]  # one alone has no batch statistics
         parts = [(drawn == number).nonzero()[:, 0].to(records.device) for number in range(len(self.views))]
         seen = [
             view(extractor, records[part], generator) for view, part in zip(self.views, parts, strict=True) if len(part)

@@ -133,9 +133,10 @@ def tune(
 ) -> tuple[nn.Module, nn.Module]:
     """Copies of both modules, fine-tuned on labelled source records seen through the view.
 
-    Images vary a little at random, which makes up for what the view missed. An extractor whose features the view
-    changes stays as it is. A view that keeps scores is not given labels: the classifier learns to say of what is seen
-    what it said of the record itself, so that the labels' chance adds nothing, and the identity changes nothing.
+    Images vary a little at random, which makes up for what the view missed. Batch normalisation takes the statistics of
+    what is seen, its own for each view. An extractor whose features the view changes stays as it is. A view that keeps
+    scores is not given labels: the classifier learns to say of what is seen what it said of the record itself, so that
+    the labels' chance adds nothing, and the identity changes nothing.
 
     Args:
         extractor: source-trained.
@@ -148,32 +149,30 @@ def tune(
         ranks: that share each batch; each varies the images of its part by itself, and gradients are averaged.
     """
     ranks = ranks or Ranks()
-    varied = generator
-    if ranks.size > 1:
-        first = int(torch.randint(2**31, (1,), generator=generator))
-        varied = torch.Generator().manual_seed(first + ranks.rank)
+    first = int(torch.randint(2**31, (1,), generator=generator))
+    varied = torch.Generator().manual_seed(first + ranks.rank)
     extractor, classifier = laid_out(extractor, source.images), copy.deepcopy(classifier)
-    trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
-    view.requires_grad_(False)
-    extractor.requires_grad_(False)
-    scores: Tensor | None = None
+    labels = source.labels
     if view.keeps_scores:
         with torch.no_grad():
-            scores = torch.softmax(classifier(extractor(source.images)), dim=1)
-    for parameter in trained:
-        parameter.requires_grad_(True)
+            labels = torch.softmax(classifier(extractor(source.images)), dim=1)
+    for module, learns in ((view, False), (extractor, view.tunes_extractor), (classifier, True)):
+        module.requires_grad_(learns)
+    trained = [*(extractor.parameters() if view.tunes_extractor else ()), *classifier.parameters()]
+    for module in extractor.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            module.train(view.tunes_extractor)
     optimizer = torch.optim.Adam(trained, lr=_RATE)
     for t in range(steps):
         optimizer.param_groups[0]["lr"] = _RATE * (1.0 - t / steps)
         chosen = torch.randint(len(source), (min(_BATCH, len(source)),), generator=generator)
         part = len(chosen[ranks.rank :: ranks.size]) * ranks.size / len(chosen)  # of the mean over ranks
         chosen = chosen[ranks.rank :: ranks.size]
-        features = view(extractor, source.images[chosen], varied)
-        targets = source.labels[chosen] if scores is None else scores[chosen]
-        loss = functional.cross_entropy(classifier(features), targets)
+        loss = functional.cross_entropy(classifier(view(extractor, source.images[chosen], varied)), labels[chosen])
         optimizer.zero_grad()
         torch.autograd.backward(part * loss)
         ranks.average_gradients(trained)
         optimizer.step()
         bar.advance(f"class loss {float(loss.detach()):.3f}")
+    extractor.load_state_dict(ranks.share(extractor.state_dict))  # each process has normalised its own part
     return extractor.eval(), classifier.eval()

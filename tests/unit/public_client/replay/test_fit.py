@@ -146,7 +146,29 @@ def test_mixed_views_use_each_by_its_weight():
     moved = (seen - records)[:, 0]  # every record stays in its place
     torch.testing.assert_close(seen, (records + moved[:, None]))
     assert set(moved.tolist()) == {0.0, float(views[1](nn.Identity(), torch.zeros(1, 3)).detach()[0, 0])}
-    assert 1400 < int((moved > 0).sum()) < 1600  # binomial(2000, 3/4): outside with a chance below 1e-6
+    assert 1360 < int((moved > 0).sum()) < 1640  # twice binomial(1000, 3/4): outside with a chance below 1e-6
+
+
+@pytest.mark.parametrize("rare", [0.5, 0.02])  # of that most batches have one pair, or none
+def test_batch_normalisation_takes_the_statistics_of_each_view(rare):
+    """Two views that are 5 apart: were they normalised together, the variance would be above 6 where both are usual."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(60, 1, 4, 4), torch.arange(60) % 2
+    source = Labelled(images, labels)
+    views = [ImageView(1) for _ in range(2)]
+    with torch.no_grad():
+        views[1].affine.bias.fill_(5.0)
+    extractor = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Dropout(0.9))
+    mixed = MixedViews(views, [1.0 - rare, rare], seed=0)
+    with reporting("", 1, shown=False) as bar:
+        tuned, _ = tune(
+            extractor.eval(), nn.Linear(4, 2), mixed, source,
+            steps=80, generator=torch.Generator().manual_seed(1), bar=bar,
+        )  # fmt: skip
+    assert not tuned.training
+    assert float(extractor[0].running_mean) == 0.0  # the team's own stays as it is
+    assert 0.0 < float(tuned[0].running_mean) < 5.0
+    assert float(tuned[0].running_var) < 2.0
 
 
 def test_a_background_is_the_value_of_most_border_pixels():
