@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 Values = npt.NDArray[np.float64]
 
@@ -17,6 +18,7 @@ _WIDTHS = np.array([0.0, 0.05, 0.1, 0.2, 0.4])
 """Deviations of single entries from that scale, in units of the source's."""
 _KURTOSIS = 3.0  # of a record's curvature, in units of a normal law's: sampling noise of its mean
 _LEAST, _TINY = 0.1, 1e-9
+_SMALLEST = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,11 @@ class Public:
     def at(self, correction: Values) -> Values:
         """(m, C) probabilities of the classes where a correction (C, d) is added to the scores."""
         return softmax(self.scores + self.basis @ correction.T)
+
+    def fall(self, correction: Values) -> float:
+        """By how much a correction (C, d) that is true lowers the mean log-loss: the divergence of the two laws."""
+        before, after = self.at(np.zeros_like(correction)), self.at(correction)
+        return float(special.rel_entr(after, np.maximum(before, _SMALLEST)).sum(axis=1).mean())
 
     def size(self, correction: Values) -> float:
         """Root mean square over the records of how far a correction (C, d) moves the log-odds of two classes."""

@@ -98,6 +98,19 @@ def test_a_slope_and_a_head_that_moved_are_seen(classes):
     assert Verdict.of(posterior).moved == "head"
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_expected_fall_of_a_true_move_is_what_is_gained_however_large(classes):
+    """Not the quadratic around no move, which grows with the square of it."""
+    outputs, labels = world(classes, 5000, 77)
+    basis = np.concatenate([np.ones((5000, 1)), outputs[:, :-classes]], axis=1)
+    public = Public(outputs[:, -classes:], basis, np.bincount(labels, minlength=classes) / 5000)
+    for truth in (planted(classes, bias=0.5), planted(classes, bias=3.0), planted(classes, slope=2.0, head=3.0)):
+        assert public.fall(truth) == pytest.approx(fall(classes, truth, truth), rel=0.1)
+    near, far = (public.fall(planted(classes, bias=bias)) for bias in (0.1, 10.0))
+    assert far < 0.2 * 100.0**2 * near
+    assert np.isfinite(public.fall(planted(classes, bias=2000.0)))
+
+
 @pytest.mark.parametrize(("classes", "count"), [(2, 20), (2, 5000), (5, 300), (5, 5000)])
 def test_where_nothing_moved_most_models_stay_and_the_others_do_no_harm(classes, count):
     """Seeds are fixed, so that nothing is left to chance; tiny hospitals among them."""
