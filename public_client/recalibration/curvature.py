@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 Values = npt.NDArray[np.float64]
 
@@ -35,7 +36,12 @@ class Public:
 
     def at(self, correction: Values) -> Values:
         """(m, C) probabilities of the classes where a correction (C, d) is added to the scores."""
-        return softmax(self.scores + self.basis @ correction.T)
+        return np.asarray(special.softmax(self.scores + self.basis @ correction.T, axis=1))
+
+    def fall(self, correction: Values) -> float:
+        """By how much a correction (C, d) that is true lowers the mean log-loss: the divergence of the two laws."""
+        before, after = self.at(np.zeros_like(correction)), self.at(correction)
+        return float(special.rel_entr(after, np.maximum(before, 1e-300)).sum(axis=1).mean())
 
     def size(self, correction: Values) -> float:
         """Root mean square over the records of how far a correction (C, d) moves the log-odds of two classes."""
@@ -91,12 +97,6 @@ def clip(scaled: Values, chance: Values) -> Values:
     return np.asarray(scaled / np.maximum(1.0, lengths)[:, None])
 
 
-def softmax(scores: Values) -> Values:
-    """(m, C) probabilities."""
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-
 def contrasts(classes: int) -> Values:
     """(C, C - 1) orthonormal columns that add up to 0."""
     return np.asarray(np.linalg.qr(np.eye(classes)[:, :-1] - 1.0 / classes)[0])
@@ -129,8 +129,7 @@ def correcting(released: Values, expected: Values, *, deviation: float, records:
             fit = (away**2 / spread + np.log(spread))[places].sum() + (np.log(scale) / _SCALE_WIDTH) ** 2
             logs.append(-0.5 * fit)
             corrections.append(scale * np.eye(d) + width**2 / spread * away)
-    weights = np.exp(np.array(logs) - max(logs))
-    shrunk = np.tensordot(weights / weights.sum(), np.array(corrections), axes=1)
+    shrunk = np.tensordot(special.softmax(logs), np.array(corrections), axes=1)
     values, vectors = np.linalg.eigh(shrunk)
     half = (vectors * np.sqrt(np.maximum(values, _LEAST * float(np.median(values).clip(0.05))))) @ vectors.T
     return np.asarray(root @ half @ inverse)

@@ -71,7 +71,7 @@ class Posterior:
         mean: (C, d).
         moved: probability that something moved: "anything", "biases", and "slopes" and "head" where there are any.
         evidence: nats for a move over none.
-        gain: expected fall of the log-loss by the mean.
+        gain: expected fall of the log-loss by the mean, where it is true of records like the source's.
         deviation: of that gain.
     """
 
@@ -136,7 +136,7 @@ class Recalibration:
         within = torch.linalg.solve_triangular(law.root, direction[..., None], upper=False)[..., 0]
         between = slope @ (means - mean[:, None])
         deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()))
-        return Posterior(now, moved, evidence, 0.5 * float(slope @ self._flat(now)), deviation)
+        return Posterior(now, moved, evidence, self._public.fall(now), deviation)
 
     def _observed(self, steps: Sequence[Released], now: Values) -> tuple[LinearModel, Values]:
         """What steps near `now` say, or the nearest of them, and all their counts, of what moves by kinds.

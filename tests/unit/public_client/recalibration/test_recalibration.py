@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from torch import nn
 
-from dpswd.public_client.recalibration.curvature import Public, contrasts, correcting, softmax
+from dpswd.public_client.recalibration.curvature import Public, contrasts, correcting
 from dpswd.public_client.recalibration.graph import corrected, fitted
 from dpswd.public_client.recalibration.inference import Recalibration, Released
 from dpswd.public_client.recalibration.verdict import TOLERATED, Verdict, safe_share
@@ -24,7 +25,7 @@ def world(classes, count, seed, *, truth=None):
     scores = 1.5 * z @ np.random.default_rng(5).normal(size=(classes + 1, classes)) / np.sqrt(classes)
     basis = np.concatenate([np.ones((count, 1)), scores @ contrasts(classes) / 1.2, z[:, :2]], axis=1)
     truth = np.zeros((classes, basis.shape[1])) if truth is None else truth
-    chance = softmax(scores + basis @ truth.T)
+    chance = softmax(scores + basis @ truth.T, axis=1)
     labels = (rng.random((count, 1)) > chance.cumsum(axis=1)[:, :-1]).sum(axis=1)
     return np.concatenate([basis[:, 1:], scores], axis=1), labels
 
@@ -59,7 +60,7 @@ def fall(classes, truth, correction):
     outputs, labels = world(classes, 20_000, 999, truth=truth)
     basis = np.concatenate([np.ones((20_000, 1)), outputs[:, :-classes]], axis=1)
     losses = [
-        -np.log(softmax(outputs[:, -classes:] + basis @ by.T)[np.arange(20_000), labels]).mean()
+        -np.log(softmax(outputs[:, -classes:] + basis @ by.T, axis=1)[np.arange(20_000), labels]).mean()
         for by in (np.zeros_like(correction), correction)
     ]
     return float(losses[0] - losses[1])
@@ -96,6 +97,19 @@ def test_a_slope_and_a_head_that_moved_are_seen(classes):
     assert posterior.moved["head"] > 0.9
     assert gained > 0.7 * fall(classes, truth, truth)
     assert Verdict.of(posterior).moved == "head"
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_expected_fall_of_a_true_move_is_what_is_gained_however_large(classes):
+    """Not the quadratic around no move, which grows with the square of it."""
+    outputs, labels = world(classes, 5000, 77)
+    basis = np.concatenate([np.ones((5000, 1)), outputs[:, :-classes]], axis=1)
+    public = Public(outputs[:, -classes:], basis, np.bincount(labels, minlength=classes) / 5000)
+    for truth in (planted(classes, bias=0.5), planted(classes, bias=3.0), planted(classes, slope=2.0, head=3.0)):
+        assert public.fall(truth) == pytest.approx(fall(classes, truth, truth), rel=0.1)
+    near, far = (public.fall(planted(classes, bias=bias)) for bias in (0.1, 10.0))
+    assert far < 0.2 * 100.0**2 * near
+    assert np.isfinite(public.fall(planted(classes, bias=2000.0)))
 
 
 @pytest.mark.parametrize(("classes", "count"), [(2, 20), (2, 5000), (5, 300), (5, 5000)])
