@@ -208,7 +208,7 @@ def deliver(source: Source, observed: Observed, *, seed: int, bar: Reporter) -> 
     gain = expected_gain(source, observed, shifts, generator, advance=lambda: bar.advance("trying"))
     tried = f"in worlds drawn from the fit {gain} ({summary})"
     least = min(_LEAST_GAIN, _LEAST_SHARE * (100.0 - gain.best))
-    if gain.mean < max(least, _SURE * gain.error):
+    if gain.mean <= max(least, _SURE * gain.error):
         return None, f"{tried}, which is no clear gain"
     if shifts.rival is not None:
         gain = expected_gain(source, observed, shifts.rival, generator, advance=lambda: None)

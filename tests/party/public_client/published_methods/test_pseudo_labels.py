@@ -18,6 +18,7 @@ from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, PseudoLab
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.feature_maps import map_from_source
 from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.published_methods import pseudo_labels
 from dpswd.public_client.published_methods.pseudo_label_fit import (
     Observed,
     Source,
@@ -25,6 +26,7 @@ from dpswd.public_client.published_methods.pseudo_label_fit import (
     fitted,
     whole,
 )
+from dpswd.public_client.published_methods.pseudo_label_head import Gain
 from dpswd.public_client.published_methods.pseudo_labels import UNCHANGED
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.public_client.training.sites import ADAPTED
@@ -134,6 +136,14 @@ def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
 
 
 @pytest.mark.long
+def test_where_nothing_is_left_to_gain_the_model_is_kept(source, monkeypatch):
+    """Of 100.0 to 100.0 nobody says "adapted": there the least gain is none, and so is its error."""
+    monkeypatch.setattr(pseudo_labels, "expected_gain", lambda *given, **named: Gain(100.0, 100.0, 0.0, 0.0))
+    _, report = of_target(source, made(1500, 1, moved=1.0), 3.0)
+    assert report["outcome"] == UNCHANGED
+    assert "which is no clear gain" in report["finding"]
+
+
 def test_what_training_for_longer_brings_is_not_the_release_s_gain(source):
     """A classifier that a little more training would mend, and classes that moved along what tells none from others."""
     extractor, classifier, loader = source
