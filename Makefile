@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Extra arguments for the tests, for example: make test ARGS="-k ledger"
 ARGS ?=
 # Test processes. The two sites' container tests are all in one of them, which mostly waits, and so are those on PostgreSQL.
-WORKERS ?= 6
+WORKERS ?= 4
 # Where each demo makes a folder of its own, for example: make demo OUTPUT=/tmp/demo
 OUTPUT ?= demo-output
 

@@ -136,7 +136,7 @@ def test_what_does_not_help_keeps_the_model(source, data, epsilon, why):
 
 
 @pytest.mark.long
-def test_where_nothing_is_left_to_gain_the_model_is_kept(source, monkeypatch):
+def test_where_nothing_is_left_to_gain_the_model_stays(source, monkeypatch):
     """Of 100.0 to 100.0 nobody says "adapted": there the least gain is none, and so is its error."""
     monkeypatch.setattr(pseudo_labels, "expected_gain", lambda *given, **named: Gain(100.0, 100.0, 0.0, 0.0))
     _, report = of_target(source, made(1500, 1, moved=1.0), 3.0)
