@@ -38,8 +38,17 @@ sys.addaudithook(lambda event, _: _refuse(event) if event in _EVENTS else None)
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item):
-    """Around each test of this tier, its fixtures of any scope with it."""
+def pytest_runtest_setup(item):
+    yield from _guarded(item)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    yield from _guarded(item)
+
+
+def _guarded(item):
+    """A test of this tier and its fixtures; not what is cleared away after it, which may be the whole session's."""
     global _running
     _running = Path(__file__).parent in item.path.parents
     yield
