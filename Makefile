@@ -48,14 +48,17 @@ demo: set-up
 # The container tests start an engine of their own (root and Debian), or use the one in DOCKER_HOST; where there can be
 # none they are skipped, and the summary says so.
 test: set-up lint
-	@$(TESTED) $(ARGS); tests=$$?; wait $$types && exit $$tests
+	@$(TYPED) $(BIN)/pytest --collect-only --quiet >/dev/null; \
+	  $(BIN)/pytest --numprocesses $(WORKERS) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
+# These wait for nothing: a process for each processor.
 test-quick: set-up lint
-	@$(TESTED) -m "not long and not exhaustive" tests/unit $(ARGS); tests=$$?; wait $$types && exit $$tests
+	@$(TYPED) $(BIN)/pytest --numprocesses logical -m "not long and not exhaustive" tests/unit $(ARGS); \
+	  tests=$$?; wait $$types && exit $$tests
 
-# Types are looked at beside the tests, and behind them where processors are short. Before the tests begin their bytecode
-# is written: each test process would compile all of it for itself.
-TESTED = { nice $(BIN)/mypy; } & types=$$!; $(BIN)/pytest --collect-only --quiet >/dev/null; $(BIN)/pytest --numprocesses $(WORKERS)
+# Types are looked at beside the tests, and behind them where processors are short. Before all tests begin their
+# bytecode is written: each of more test processes than processors would compile all of it for itself.
+TYPED = { nice $(BIN)/mypy; } & types=$$!;
 
 test-containers: set-up
 	$(BIN)/pytest -m containers --timeout 7200 $(ARGS)

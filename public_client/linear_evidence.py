@@ -195,11 +195,11 @@ class LinearModel:
         """
         each = torch.as_tensor(factors, dtype=torch.float64).to(self._target)[..., self._of_group]
         v = torch.as_tensor(variance, dtype=torch.float64).to(self._target)
-        precision = torch.eye(each.shape[-1]).to(each) + each[..., None] * self._gram * each[..., None, :] / v
+        precision = each[..., None] * self._gram * (each / v)[..., None, :]
+        precision.diagonal(dim1=-2, dim2=-1).add_(1.0)
         root = torch.linalg.cholesky(precision)
         explained = torch.linalg.solve_triangular(root, (each * self._pulled / v)[..., None], upper=False)[..., 0]
-        log_noise = self._log_noise + len(self._target) * torch.log(v)
-        return Normal(each, root, explained, self._energy / v, log_noise)
+        return Normal(each, root, explained, self._energy / v, self._log_noise + len(self._target) * torch.log(v))
 
     def alone(self, group: int) -> LinearModel:
         """The same with the parameters of one group alone."""

@@ -8,7 +8,6 @@ with probability r. The answer is exp(m) / n^a.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import re
@@ -127,17 +126,18 @@ def _estimated(want: str, sites: tuple[Site, ...]) -> tuple[float, float]:
     n, epsilons = np.array([run[:2] for site in sites for run in site.runs], dtype=np.float64).T[..., None]
     reached = np.array([each for site in sites for each in site.reached(want)])[:, None]
     first, best = np.cumsum([0, *(len(site.runs) for site in sites[:-1])]), (-math.inf, 0.0, 0.0)
-    for power, error in itertools.product(_POWERS, _ERRORS):
+    for power in _POWERS:
         x = np.log(n**power * epsilons)
         places = np.linspace(x.min(), x.max(), _PLACES)
         middles, spreads, shares = (each.reshape(-1, 1) for each in np.meshgrid(places, _SPREADS, _SHARES))
         law = np.exp(-0.5 * ((places - middles) / spreads) ** 2)
         law = np.concatenate([law * (shares / law.sum(axis=1, keepdims=True)), 1.0 - shares], axis=1)
         as_said = np.concatenate([x >= places - 1e-9, np.zeros_like(reached)], axis=1) == reached  # the last: never
-        logs = np.add.reduceat(np.where(as_said, math.log(1.0 - error), math.log(error)), first, axis=0)
-        likelihoods = np.log(np.exp(logs) @ law.T).sum(axis=0)
-        at = int(likelihoods.argmax())
-        best = max(best, (float(likelihoods[at]), power, float(middles[at, 0])))
+        for error in _ERRORS:
+            logs = np.add.reduceat(np.where(as_said, math.log(1.0 - error), math.log(error)), first, axis=0)
+            likelihoods = np.log(np.exp(logs) @ law.T).sum(axis=0)
+            at = int(likelihoods.argmax())
+            best = max(best, (float(likelihoods[at]), power, float(middles[at, 0])))
     return best[1:]
 
 

@@ -25,7 +25,7 @@ from dpswd.shared.core import errors
 from dpswd.shared.core.wire.messages import RunParameters
 
 QUANTUM_S = 0.5
-SECONDS = 6.0
+SECONDS = 4.0
 LEAST = 0.8
 """Share of its rate that a client keeps beside a flood."""
 

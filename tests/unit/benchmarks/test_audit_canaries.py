@@ -21,6 +21,7 @@ all faults in the second, which has the first one's code."""
 
 
 @pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.long
 def test_a_sound_mechanism_is_proved_to_spend_nearly_what_it_claims(name):
     row = canaries.measured(name, FAULTLESS, 0)
     assert 0.8 * canaries.EPSILON < row["by_law"] < canaries.EPSILON
@@ -39,6 +40,7 @@ def test_a_sound_mechanism_is_proved_to_spend_nearly_what_it_claims(name):
         for name, planted in itertools.product(DESIGNS, canaries.PLANTED)
     ],
 )
+@pytest.mark.long
 def test_a_planted_fault_is_caught(name, planted):
     if (name, planted) in [(each, canaries.PLANTED[-1]) for each in canaries.UNCLIPPED]:
         assert not canaries.measured(name, planted, 1)["refuted"], "counts have no clip"

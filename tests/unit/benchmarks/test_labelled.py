@@ -27,6 +27,7 @@ from dpswd.shared.models.free_weights import record_norm
 PAGE = Path(__file__).parents[3] / "docs" / "ml-team" / "labelled.md"
 
 
+@pytest.mark.long
 def test_both_feature_maps_travel_as_data():
     assert trace(labelled_digits.Scattering().eval(), (1, 28, 28)).feature_dimension == 3969
     assert trace(Clinical().eval(), (10,)).feature_dimension == 10

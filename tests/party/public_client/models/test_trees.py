@@ -167,7 +167,7 @@ def test_lightgbm(options):
         x, *labels = table(gaps=gaps)
         for y in labels[1:] if "objective" in options else labels:
             own = {name: value for name, value in options.items() if name != "told"}
-            estimator = lightgbm.LGBMClassifier(n_estimators=12, verbose=-1, **own)
+            estimator = lightgbm.LGBMClassifier(n_estimators=12, verbose=-1, n_jobs=1, **own)
             estimator.fit(x, y, categorical_feature=options.get("told", "auto"))
             assert ('"decision_type": "=="' in json.dumps(estimator.booster_.dump_model())) == ("told" in options)
             for model in (estimator, estimator.booster_):
@@ -192,7 +192,7 @@ def test_xgboost(options):
     xgboost = pytest.importorskip("xgboost")
     x, *labels = table(gaps=True)
     for y in labels:
-        estimator = xgboost.XGBClassifier(n_estimators=12, **options).fit(x, y)
+        estimator = xgboost.XGBClassifier(n_estimators=12, n_jobs=1, **options).fit(x, y)
         for model in (estimator, estimator.get_booster()):
             scores = features(as_module(model, missing=-99.0), hospital(x, -99.0))
             seen = torch.softmax(scores.double(), dim=1).numpy()
@@ -202,7 +202,7 @@ def test_xgboost(options):
 def test_xgboost_that_stopped_early_gives_its_best_rounds():
     xgboost = pytest.importorskip("xgboost")
     x, y, _ = table(gaps=True)
-    estimator = xgboost.XGBClassifier(n_estimators=200, learning_rate=1.0, early_stopping_rounds=3)
+    estimator = xgboost.XGBClassifier(n_estimators=200, n_jobs=1, learning_rate=1.0, early_stopping_rounds=3)
     estimator.fit(x[:300], y[:300], eval_set=[(x[300:], y[300:])], verbose=False)
     scores = features(as_module(estimator), torch.from_numpy(x)).double()
     np.testing.assert_allclose(torch.softmax(scores, 1), estimator.predict_proba(x), atol=1e-5, rtol=0)

@@ -68,6 +68,7 @@ def test_a_local_baseline_adapts_to_a_stand_in_and_leaves_the_source_model_alone
     assert all(torch.equal(a, b) for a, b in zip(weights, extractor.state_dict().values(), strict=True))
 
 
+@pytest.mark.long
 def test_source_only_is_the_source_model(trained):
     extractor, classifier, loader = trained
     source = SourceModel(extractor, classifier, loader, 0.0)
@@ -154,6 +155,7 @@ class StopsAfterItsRelease(MockCurator):
         return reply
 
 
+@pytest.mark.long
 def test_a_replay_needs_no_curator_once_its_release_is_drawn(trained):
     extractor, classifier, loader = trained
     description = mock_description(records=300, record_shape=(D,), epsilon=2.0, delta=1e-5)

@@ -113,6 +113,7 @@ def test_a_plan_for_so_few_records_says_what_rows_taught_there(records, epsilon,
 
 
 @pytest.mark.parametrize(("records", "axes"), [(100, 30), (900, 45), (60_000, 60)])
+@pytest.mark.long
 def test_fewer_records_are_seen_along_fewer_axes(records, axes):
     description = mock_description(records=records, record_shape=(1, 8, 8), epsilon=9.0, delta=1e-5, classes=10)
     features = replace(SMALL, coordinates=60).features(description)

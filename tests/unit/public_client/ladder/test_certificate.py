@@ -114,6 +114,7 @@ def steps_of(evidence):
 
 
 @pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.long
 def test_the_model_is_derived_again_bit_for_bit(delivered, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -62,6 +62,7 @@ def _moved(data):
     return replace(data, images=1.6 * data.images + torch.linspace(-2.0, 3.0, D))
 
 
+@pytest.mark.long
 def test_moved_columns_are_followed(trained):
     records, test = _moved(_data(3000, 3)), _moved(_data(2000, 4))
     adaptation = _fitted(trained, _curator(records))
@@ -121,6 +122,7 @@ def test_layers_alone_follow_too(trained):
         _fitted(trained, _curator(records), asks="layers", moves=(4.0, 3.0))
 
 
+@pytest.mark.long
 def test_a_training_that_was_broken_off_ends_where_it_would_have(trained, tmp_path):
     """Everything follows from the answers: those of a run that is taken up again are the ones it would have had."""
     records = _moved(_data(2000, 3))

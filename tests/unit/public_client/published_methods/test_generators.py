@@ -151,6 +151,7 @@ def test_without_labels_nothing_is_offered():
             plan_generator(MockCurator(description), method, epsilon=1.0)
 
 
+@pytest.mark.long
 def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
     description = mock_description(records=300, record_shape=(D,), epsilon=20.0, delta=1e-5, classes=CLASSES)
     file, out = tmp_path / "description.json", tmp_path / "generator.safetensors"
@@ -167,6 +168,7 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
 
 
 @pytest.mark.parametrize(("shape", "convolved"), [((8, 8), True), ((2, 12, 8), True), ((2, 7, 8), False)])
+@pytest.mark.long
 def test_images_get_a_network_of_convolutions(shape, convolved, tmp_path):
     """Where 4 divides the sides; its file holds operations of the closed vocabulary, and draws values of the range."""
     values = np.random.default_rng(0).uniform(0.0, 4.0, size=(200, *shape)).astype(np.float32)

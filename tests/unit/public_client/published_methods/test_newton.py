@@ -135,6 +135,7 @@ def test_it_averages_by_itself():
 
 
 @pytest.mark.parametrize("labelled", [0, 8_000])
+@pytest.mark.long
 def test_of_partly_labelled_records_it_learns_the_labels_there_are(labelled):
     """Half of them have one; how many is public, or private, and then steps are as much shorter."""
     records, labels = made(16_000, 3, turned=1)

@@ -113,6 +113,7 @@ def test_the_expected_fall_of_a_true_move_is_what_is_gained_however_large(classe
 
 
 @pytest.mark.parametrize(("classes", "count"), [(2, 20), (2, 5000), (5, 300), (5, 5000)])
+@pytest.mark.long
 def test_where_nothing_moved_most_models_stay_and_the_others_do_no_harm(classes, count):
     """Seeds are fixed, so that nothing is left to chance; tiny hospitals among them."""
     truth, gains, unchanged = planted(classes), [], 0

@@ -59,6 +59,7 @@ def given(lines, draws: torch.Tensor) -> delivery.Delivered:
     )["a"]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_network_that_had_to_choose_chooses_again_for_the_target(lines):
     """By 7.6 points of 30,000 fresh records, whose deviation is a quarter of a point; one seed."""
     _, extractor, classifier, _ = lines

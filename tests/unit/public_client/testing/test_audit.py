@@ -57,6 +57,7 @@ def certificate(folder):
     return json.loads((folder / "made.certificate.json").read_text())
 
 
+@pytest.mark.long
 def test_what_is_proved_stands_in_the_certificate_beside_what_was_charged(copied):
     before = certificate(copied)
     assert before["audited"] == NOT_AUDITED
@@ -83,6 +84,7 @@ def test_verify_still_derives_the_file_bit_for_bit(copied):
 
 
 @pytest.mark.parametrize("planted", ["noise halved", "noise left out", "clipped for additions"])
+@pytest.mark.long
 def test_a_fault_of_this_software_refutes_the_claim_and_nothing_is_written(copied, planted):
     before = (copied / FILE).read_bytes()
     with fault(planted):
@@ -95,6 +97,7 @@ def test_a_fault_of_this_software_refutes_the_claim_and_nothing_is_written(copie
 @pytest.mark.parametrize(
     "change", [{"claim": 9.0}, {"run": "another"}, {"run": None}, {"refuted": True}, None, "all is well"], ids=str
 )
+@pytest.mark.long
 def test_an_audit_of_something_else_is_detected(copied, change):
     _, said = asked("audit", copied)
     row = said["audited"][0]
@@ -105,6 +108,7 @@ def test_an_audit_of_something_else_is_detected(copied, change):
     assert "its audit is of" in answer["findings"][0]["text"]
 
 
+@pytest.mark.long
 def test_figures_that_were_written_by_hand_are_replaced(copied):
     _, said = asked("audit", copied)
     write_audit(copied / FILE, certificate(copied), [said["audited"][0] | {"lower_bound": 0.001}])

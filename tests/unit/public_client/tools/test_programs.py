@@ -73,6 +73,7 @@ def test_networks_of_libraries_go_out(tmp_path, name):
     assert programs.onnx_bytes(model, program, {})
 
 
+@pytest.mark.long
 def test_what_computes_otherwise_is_not_written(tmp_path, monkeypatch):
     path = saved(tmp_path / "a.safetensors", *small())
     model = load_adapted(path, device="cpu")

@@ -101,6 +101,7 @@ def parts(name, declared, held, noise=None):
 
 
 @pytest.mark.parametrize(("name", "declared"), DECLARED)
+@pytest.mark.long
 def test_a_replaced_record_moves_no_part_further_than_is_priced(name, declared):
     """From and to every kind of record: labelled, without a label, far away; and what is priced is nearly reached."""
     held, rng = Held(1), np.random.default_rng(2)

@@ -171,6 +171,7 @@ COLUMNS: list[tuple[int, Curve, bool]] = [  # column of the table, curve, whethe
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case[0])
+@pytest.mark.long
 def test_reference_sigmas_give_the_reference_epsilons(case: tuple[str, int, int, int, int, int, float]) -> None:
     """Three digits: epsilon crosses its target within half a unit (or 0.15%) of the reference's last digit."""
     _, d, k, n, b, steps, delta = case

@@ -55,6 +55,7 @@ def units(rng: np.random.Generator, d: int, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("b", "count"), [(2, 1), (2, 2), (8, 3), (64, 2), (64, 10), (512, 2), (32, 32)])
+@pytest.mark.long
 def test_the_worst_of_thousands_of_swaps_is_close_to_the_bound_and_never_above(b, count):
     rng = np.random.default_rng(b * 1000 + count)
     basis = cosine_basis(b, count).numpy()
