@@ -53,8 +53,7 @@ class Gaussian(StatisticsGeneration):
         values = math.prod(description.record_shape)
         if values > MOST_VALUES:
             raise InvalidValue(
-                f"records have {values} values, and {self.name} releases second moments of at most {MOST_VALUES}; use "
-                "a method of features"
+                f"records have {values} values; {self.name} takes at most {MOST_VALUES}: use a method of features"
             )
         return Scaled(self.low, self.high, self.typical * math.sqrt(values)).eval()
 

@@ -7,8 +7,8 @@ The law of a column has a weight for each of its bins with each bin drawn before
 It is solved for what was released: over rows that were drawn by the laws before it, the expected shares of its bins,
 and the covariances of its bins with each other bin, are brought to the released ones, each residual in units of its
 known noise, and weights start at 0 with a known deviation, those of neighbouring bins of a number alike. What noise
-hides therefore stays independent, and smooth. Laws of maximal entropy with
-given pairs have this form when the last column is drawn; drawing one after another needs no sampler that has to mix.
+hides therefore stays independent, and smooth. Laws of maximal entropy with given pairs have this form when the last
+column is drawn; drawing one after another needs no sampler that has to mix.
 """
 
 from __future__ import annotations

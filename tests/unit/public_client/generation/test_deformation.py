@@ -55,7 +55,7 @@ def test_more_deformation_moves_more_and_rows_do_not_depend_on_how_many_are_aske
 def test_a_deformation_that_leaves_no_image_is_refused(wrong):
     with pytest.raises(InvalidValue, match=r"deformation is .* up to 0\.5"):
         replace(generator(), deformation=wrong)
-    with pytest.raises(InvalidValue, match=r"deformation is .* 0 to 0\.5"):
+    with pytest.raises(InvalidValue, match=r"deformation is .* at least 0 and below 0\.5"):
         Replayed(deformation=wrong)
 
 
