@@ -90,7 +90,7 @@ def plan_ladder(
     Raises:
         InvalidValue: the hospital can be asked nothing for such a model, or epsilon is too small; nothing was spent.
     """
-    batches = as_batches(source, label=label)
+    batches = as_batches(source, label=label, columns=getattr(model, "feature_names_in_", None))
     records = collect(batches, most=_SHOWN).images
     start, shape = split(model, records, head=head), tuple(records.shape[1:])
     ladder = ladder_for(start, hospital, record_shape=shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon)
@@ -184,7 +184,7 @@ def adapt(
         InvalidValue, DataInvalid: the model or the source does not fit; nothing was spent.
         BudgetExhausted: the first question is refused; nothing was spent. Of several hospitals, every one refuses.
     """
-    batches = as_batches(source, label=label, seed=seed)
+    batches = as_batches(source, label=label, seed=seed, columns=getattr(model, "feature_names_in_", None))
     batches = SamePasses(batches, seed) if isinstance(batches, DataLoader) else batches
     start = split(model, records := collect(batches, most=_SHOWN).images, head=head)
     source_digest = digest_of(batches, seed=seed)

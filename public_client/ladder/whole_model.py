@@ -21,6 +21,7 @@ from dpswd.shared.core.errors import DataInvalid, InvalidValue
 
 _COMPARED = 8  # records by which a split is checked
 _DRAWN = 10_000  # rows of a generator
+_NUMBERS = "fiub"  # kinds of NumPy's types
 _SAME = 1e-4  # relative difference of the scores: sums in another order
 
 
@@ -45,6 +46,8 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
     if isinstance(model, (str, Path)):
         model = read_onnx(model, records)
     model = getattr(model, "best_estimator_", model)  # of a search
+    if getattr(model, "of_estimator", False):
+        return Model(model, nn.Identity())
     if isinstance(model, nn.Module):
         return _split_at_head(model, records[:_COMPARED], head)
     if hasattr(model, "predict_proba"):
@@ -103,7 +106,7 @@ def _without(model: nn.Module, name: str) -> Model | None:
     return Model(extractor, layer)
 
 
-def as_batches(source: Any, *, label: str | None = None, seed: int = 0) -> Batches:
+def as_batches(source: Any, *, label: str | None = None, seed: int = 0, columns: Any = None) -> Batches:
     """Labelled public records as batches.
 
     Args:
@@ -111,18 +114,27 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0) -> Batch
             a column of labels; or a `Generator` of the hospital's.
         label: name of the data frame's column of labels.
         seed: of the shuffling, where there is any.
+        columns: names that the model was fitted on, in their order, where it knows them.
 
     Raises:
-        DataInvalid: it is none of these.
+        DataInvalid: it is none of these, or holds what is no number or no label.
     """
     if isinstance(source, (tuple, list)) and len(source) == 2:
-        records, labels = (torch.as_tensor(np.asarray(part)) for part in source)
         # The same batches on every pass: a ladder that goes on after a crash comes to the same model.
-        return list(source_loader(Labelled(records.float(), labels.long()), seed=seed))
+        return list(source_loader(_labelled(*map(np.asarray, source)), seed=seed))
     if hasattr(source, "columns") and hasattr(source, "drop"):
         if label is None or label not in source.columns:
             raise DataInvalid(f"label is {label!r}; name the column of labels, one of {', '.join(map(str, source))}")
-        return as_batches((source.drop(columns=[label]).to_numpy(np.float32), source[label].to_numpy()), seed=seed)
+        records = source.drop(columns=[label])
+        words = [str(name) for name in records if records[name].dtype.kind not in _NUMBERS]
+        if words:
+            raise DataInvalid(f"columns {', '.join(words)} hold no numbers; encode them as the hospital's records are")
+        if columns is not None and list(columns) != list(records):
+            raise DataInvalid(
+                f"the frame's columns are {', '.join(map(str, records))}, the model's were {', '.join(columns)}: bring "
+                "them into this order, which the hospital's records must have too"
+            )
+        return as_batches((records.to_numpy(np.float32), source[label].to_numpy()), seed=seed)
     if hasattr(source, "batches") and hasattr(source, "sample"):
         batches: Batches = source.batches(_DRAWN, seed=seed)
         return batches
@@ -132,3 +144,25 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0) -> Batch
         f"the source is a {type(source).__name__}; pass a loader of (records, labels), a pair of arrays, a data frame "
         "with label=..., or a generator"
     )
+
+
+def _labelled(records: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Labelled:
+    """What is wrong is said here, by its place: batches are shuffled."""
+    if records.shape[:1] != labels.shape or not labels.size:
+        raise DataInvalid(f"records have shape {records.shape}, labels {labels.shape}; each record needs one label")
+    if records.dtype.kind not in _NUMBERS:
+        raise DataInvalid(f"records are of type {records.dtype}; they must be numbers")
+    if labels.dtype.kind not in _NUMBERS or (labels % 1 != 0).any():
+        raise DataInvalid(
+            f"labels are of type {labels.dtype}, the first {labels[0]!r}; they must be class numbers from 0, in the "
+            "order of the model's scores; numpy.unique(labels, return_inverse=True) numbers words"
+        )
+    wrong = np.argwhere(~np.isfinite(records))
+    if len(wrong):
+        raise DataInvalid(
+            f"record {wrong[0, 0]} of the source holds NaN or infinity at {tuple(wrong[0, 1:].tolist())}; fill in what "
+            "is missing as the hospital does (as_module(estimator, missing=...) reads such a number as missing)"
+        )
+    if len(np.unique(labels)) < 2:
+        raise DataInvalid(f"all labels of the source are {labels[0]}; a model tells two classes apart, or more")
+    return Labelled(torch.from_numpy(records.astype(np.float32)), torch.from_numpy(labels.astype(np.int64)))

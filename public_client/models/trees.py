@@ -97,6 +97,12 @@ class LinearScores(nn.Module):
         return finished(sums, self.outputs)
 
 
+class OfEstimator(nn.Sequential):
+    """Records to scores; no layer of it is a head of its own."""
+
+    of_estimator = True
+
+
 def as_module(
     estimator: Any, feature_names: Sequence[str] | None = None, *, missing: Missing = None, check: bool = True
 ) -> nn.Module:
@@ -302,5 +308,5 @@ def _assembled(forms: Sequence[Form], head: nn.Module, width: int, codes: Tensor
         reading = [ReadRecords(width, codes, flags=flags, cases=cases)]
     weight, bias = matrix(forms, atoms, size)
     if isinstance(head, Leaves):  # its thresholds hold the biases
-        return nn.Sequential(*reading, filled_linear(weight, None), head)
-    return nn.Sequential(*reading, filled_linear(weight, bias), head)
+        return OfEstimator(*reading, filled_linear(weight, None), head)
+    return OfEstimator(*reading, filled_linear(weight, bias), head)

@@ -18,6 +18,7 @@ _WIDTHS = np.array([0.0, 0.05, 0.1, 0.2, 0.4])
 """Deviations of single entries from that scale, in units of the source's."""
 _KURTOSIS = 3.0  # of a record's curvature, in units of a normal law's: sampling noise of its mean
 _LEAST, _TINY = 0.1, 1e-9
+_NOTHING = 1e-12  # of the square of a model that is sure of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ def correcting(released: Values, expected: Values, *, deviation: float, records:
         records: n.
     """
     d = len(expected)
-    root = np.linalg.cholesky(expected + _TINY * np.trace(expected) * np.eye(d))
+    root = np.linalg.cholesky(expected + max(_TINY * np.trace(expected), _NOTHING) * np.eye(d))
     inverse = np.linalg.inv(root)
     seen, gram = inverse @ released @ inverse.T, inverse @ inverse.T
     diagonal = np.diag(gram)

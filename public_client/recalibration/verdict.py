@@ -12,7 +12,7 @@ TOLERATED = 0.005
 _LEVEL = 0.6
 _LEAST = 0.05  # of a correction: less is none
 _LIKELY = 0.5
-_INTERVAL = 1.96
+_INTERVAL, _SHOWN = 1.96, 5e-4  # nats: less is printed as 0.000
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Verdict:
     def of(cls, posterior: Posterior) -> Verdict:
         """Delivers as much of the correction as is likely no worse than the team's model, and none without evidence."""
         share = safe_share(posterior.gain, posterior.deviation)
-        unchanged = share < _LEAST or posterior.evidence <= 0.0
+        unchanged = share < _LEAST or posterior.evidence <= 0.0 or _gain(share, posterior.gain) < _SHOWN
         counted = 1.0 if unchanged else share
         gain, spread = _gain(counted, posterior.gain), _INTERVAL * counted * posterior.deviation
         kinds = [kind for kind in ("biases", "slopes", "head") if posterior.moved.get(kind, 0.0) > _LIKELY]

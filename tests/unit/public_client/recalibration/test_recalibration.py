@@ -10,7 +10,7 @@ from torch import nn
 
 from dpswd.public_client.recalibration.curvature import Public, contrasts, correcting
 from dpswd.public_client.recalibration.graph import corrected, fitted
-from dpswd.public_client.recalibration.inference import Recalibration, Released
+from dpswd.public_client.recalibration.inference import Posterior, Recalibration, Released
 from dpswd.public_client.recalibration.verdict import TOLERATED, Verdict, safe_share
 from dpswd.shared.core.mechanisms.score_statistics.sums import parts
 
@@ -135,6 +135,18 @@ def test_hardly_any_information_moves_nothing_far():
         posterior, _ = run(2, 50, planted(2, bias=0.3), seed=seed, sigma=300.0)
         verdict = Verdict.of(posterior)
         assert fall(2, planted(2, bias=0.3), verdict.share * posterior.mean) > -4.0 * TOLERATED
+
+
+def test_a_gain_that_would_be_printed_as_nothing_keeps_the_model():
+    some, none = (Posterior(np.zeros((2, 2)), {"biases": 0.9}, 5.0, gain, 1e-4) for gain in (0.002, 0.0003))
+    assert (Verdict.of(some).moved, Verdict.of(some).share) == ("biases", 1.0)
+    assert (Verdict.of(none).moved, Verdict.of(none).share) == ("kept", 0.0)
+
+
+def test_a_model_that_is_sure_of_every_record_has_a_correction_too():
+    """Of scores so large that nothing bends: records in other units than the model was fitted on."""
+    square = np.diag([3.0, 1.0])
+    assert np.isfinite(correcting(square, np.zeros((2, 2)), deviation=0.01, records=1000)).all()
 
 
 @pytest.mark.parametrize(("gain", "deviation"), [(0.05, 0.01), (0.02, 0.05), (0.001, 0.1), (0.0, 0.2), (0.3, 0.001)])

@@ -1,0 +1,82 @@
+"""What a team hands over, as arrays or as a frame, is looked at before anything is asked: by its own places."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from torch import nn
+
+from dpswd.public_client.ladder.whole_model import as_batches, split
+from dpswd.public_client.models.trees import as_module
+from dpswd.shared.core.errors import DataInvalid
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+GAP = X.copy()
+GAP[7, 1] = np.nan
+
+
+class Frame(dict):
+    """As much of a data frame as is asked of one."""
+
+    columns = property(lambda self: list(self))
+
+    def drop(self, *, columns):
+        return Frame({name: values for name, values in self.items() if name not in columns})
+
+    def to_numpy(self, dtype):
+        return np.stack(list(self.values()), axis=1).astype(dtype)
+
+
+class Column(np.ndarray):
+    def to_numpy(self):
+        return np.asarray(self)
+
+
+def frame(order="abc", **others):
+    values = dict(zip("abc", X.T, strict=True)) | others
+    return Frame({name: values[name] for name in (*order, *others)} | {"y": Y.view(Column)})
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ((X, Y + 0.5), "labels are of type float64.*unique"),
+        ((X, np.array(["no", "yes"])[Y]), "labels are of type <U3.*class numbers"),
+        ((X, Y.astype(object)), "labels are of type object"),
+        ((X, Y[:5]), "each record needs one label"),
+        ((X[:0], Y[:0]), "each record needs one label"),
+        ((X.astype("U9"), Y), "must be numbers"),
+        ((GAP, Y), r"record 7 of the source holds NaN or infinity at \(1,\).*missing="),
+        ((X, Y * 0), "all labels of the source are 0"),
+    ],
+)
+def test_what_is_no_record_or_no_label_is_refused_with_its_place(source, words):
+    with pytest.raises(DataInvalid, match=words):
+        as_batches(source)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int32, np.uint8])
+def test_numbers_of_any_kind_are_taken(kind):
+    (records, labels), *_ = as_batches((np.abs(X).round().astype(kind), Y.astype(np.float64)))
+    assert (records.dtype, labels.dtype) == (torch.float32, torch.int64)
+
+
+def test_a_frame_has_numbers_in_the_order_that_the_model_knows():
+    seen = torch.cat([records for records, _ in as_batches(frame(), label="y", columns=np.array(list("abc")))])
+    assert set(map(tuple, seen.tolist())) == set(map(tuple, X.tolist()))
+    with pytest.raises(DataInvalid, match="columns are c, a, b, the model's were a, b, c"):
+        as_batches(frame("cab"), label="y", columns=np.array(list("abc")))
+    with pytest.raises(DataInvalid, match="columns sex hold no numbers"):
+        as_batches(frame(sex=np.array(["f", "m"])[Y]), label="y")
+
+
+def test_an_estimator_as_a_module_is_whole():
+    """No layer of its trees is taken for a head, so that it is asked what the estimator itself is asked."""
+    estimator = HistGradientBoostingClassifier(max_iter=3).fit(X, Y)
+    model = split(as_module(estimator, missing=-9.0), torch.from_numpy(X))
+    assert isinstance(model.classifier, nn.Identity)
+    seen = torch.softmax(model.extractor(torch.from_numpy(X)), dim=1).detach().numpy()
+    np.testing.assert_allclose(seen, estimator.predict_proba(X), atol=1e-5)
