@@ -105,7 +105,7 @@ class Conversation:
 
     def _by_layer(self, spare: int) -> Generator[FeatureMap, Values, None]:
         """Each layer, once more where it lies near the clip and a question is to spare."""
-        before = {CHANNELS: 0.0} if self.verdict is None else self.verdict.evidence
+        before = {CHANNELS: 0.0, BOTH: 0.0} if self.verdict is None else self.verdict.evidence
         parts, moves = self._own_parts(), self.moves
         for group in np.array_split(np.arange(len(parts)), self._asked.groups):
             chosen = np.zeros(self._vectors.shape[1], dtype=bool)
