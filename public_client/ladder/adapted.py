@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -101,12 +102,13 @@ class Adapted:
         """From records to scores, in evaluation mode."""
         return self.model.whole()
 
-    def predict(self, records: Tensor) -> Tensor:
-        """Classes of records (n, ...): (n,) int64."""
+    def predict(self, records: Any) -> Tensor:
+        """Classes of records (n, ...), a tensor, an array or a data frame: (n,) int64."""
         module = self.module
         device = next(iter(module.parameters()), torch.zeros(0)).device
         with torch.no_grad():
-            scores: Tensor = module(records.to(device))
+            own = records if isinstance(records, Tensor) else torch.from_numpy(np.array(records, dtype=np.float32))
+            scores: Tensor = module(own.to(device))
         return scores.argmax(dim=1)
 
     def compare(self, own: Model, hospital: Hospital, *, directory: Path | None = None) -> None:

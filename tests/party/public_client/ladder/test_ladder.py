@@ -154,6 +154,7 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
         assert [answer.rung for answer in adapted.answers][:2] == [GLANCE, LAYERS]
         assert adapted.changed
         assert accuracy(adapted.module, shifted, labels) > before + 20.0
+        assert torch.equal(adapted.predict(shifted.numpy().astype("float64")), adapted.predict(shifted))
         assert str(adapted).startswith("Your model was changed for rehearsal: its inputs look paler, or blurred, there")
         assert "nats" not in str(adapted)
         assert "nats" in adapted.explain() or VIEWS not in {answer.rung for answer in adapted.answers}
