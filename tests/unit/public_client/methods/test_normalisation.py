@@ -123,7 +123,7 @@ def test_layers_alone_follow_too(trained):
 
 
 def test_layers_alone_take_no_other_frequencies_for_moves(trained):
-    """A run of single layers is not told what one of all of them has seen: frequencies may be others beside moves, too."""
+    """A run of single layers does not know what one of all of them saw: frequencies may be others, beside moves."""
     shares = (7.0, 1.0, 1.0, 1.0)
     records, test = (replace(one, images=one.images + 0.2) for one in (_data(3000, 3, shares), _data(2000, 4, shares)))
     adaptation = _fitted(trained, _curator(records), asks="layers", moves=(0.5, 1.0, 1.0))
