@@ -27,15 +27,14 @@ from benchmarks.records import Job, Row, Rows, options
 from dpswd.public_client.methods.statistics import Statistics
 from dpswd.public_client.methods.statistics_head import ClassSums, Head, discriminant, shares_of
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
-from dpswd.shared.models.free_weights import free_count, free_moment_weight
+from dpswd.shared.models.free_weights import free_moment_weight, with_free_counts
 
 RESULTS = Path(__file__).parent / "results" / "labelled-choice.json"
 SIZES, SHARES = ((199, 104), (172, 89), (30, 16), (85, 45)), (0.46, 0.37, 0.97, 0.78)
 DELTA = 1e-4
 CLIPS = (0.7, 1.0, 1.5)  # over the mean norm
-_FREE = free_moment_weight(2, 0.0)
 CHOICES = (
-    Weights(2, 1.0, 0.0, 0.0), Weights(2, free_count(Weights(2, 0.0, _FREE, 0.0)), _FREE, 0.0),
+    Weights(2, 1.0, 0.0, 0.0), with_free_counts(2, free_moment_weight(2, 0.0)),
     Weights(2, 0.3, 0.0, 0.7), Weights(2, 0.1, 0.0, 1.0), Weights(2, 0.5, 0.0, 1.0), Weights(2, 1.0, 0.0, 1.0), None,
 )  # fmt: skip
 """None: as the method chooses."""

@@ -38,7 +38,7 @@ from dpswd.shared.core.mechanisms.sliced import labelled
 from dpswd.shared.core.noise.clipping import RECORD_NORM, clip_records
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import StepRelease
-from dpswd.shared.models.free_weights import free_count, free_moment_weight
+from dpswd.shared.models.free_weights import free_moment_weight, with_free_counts
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
@@ -145,8 +145,7 @@ class StatisticsAttack(MeanAttack):
     @property
     def weights(self) -> Weights:
         """The largest that leave the sensitivity at 2."""
-        moment = free_moment_weight(self.classes, 0.0)
-        return Weights(self.classes, free_count(Weights(self.classes, 0.0, moment, 0.0)), moment, 0.0)
+        return with_free_counts(self.classes, free_moment_weight(self.classes, 0.0))
 
     def declaration(self, sigma: float) -> StatisticsDeclaration:
         """The mechanism's own declaration."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.generation.method import Fitting, GenerationMethod
 from dpswd.public_client.methods.statistics_head import ClassSums
-from dpswd.public_client.methods.statistics_method import StatisticsRun
+from dpswd.public_client.methods.statistics_method import StatisticsRun, declared
 from dpswd.public_client.plans.recipe import RunTerms
 from dpswd.public_client.training.run import Release
-from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
-from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
+from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, Payload
-from dpswd.shared.models.free_weights import free_count
+from dpswd.shared.models.free_weights import with_free_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +30,7 @@ class StatisticsGeneration(GenerationMethod):
         return CLASS_STATISTICS
 
     def declaration(self, run: RunTerms) -> Payload:
-        plain = Weights(run.classes, 0.0, self.moment_weight, 0.0)
-        weights = replace(plain, count=free_count(plain))
-        return StatisticsDeclaration(
-            classes=run.classes, count_weight=weights.count, moment_weight=weights.moment, centring=0.0,
-            sigma=run.noise * weights.sensitivity(), feature_map=run.feature_map,
-        )  # fmt: skip
+        return declared(run, with_free_counts(run.classes, self.moment_weight))
 
     def read(self, run: Release[Any], fitting: Fitting) -> ClassSums:
         """What the run's releases say together; drawing them costs nothing further."""

@@ -34,7 +34,7 @@ from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
 )
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.models.free_weights import free_count, free_moment_weight
+from dpswd.shared.models.free_weights import free_moment_weight, with_free_counts
 
 PLENTY = 30.0
 """Records for each unit of noise along all features, above which everything is released of two classes; below it, what
@@ -42,6 +42,13 @@ tells them apart. Like the next chosen on Adult in hospitals of 30 to 199 record
 COUNTED = 10.0
 """Records for each unit of noise at which the counts of two classes get half of their largest weight."""
 _MOST_MOMENTS = 1024  # features: 4 MB a release, and half a second for the head
+
+
+def declared(run: RunTerms, weights: Weights) -> StatisticsDeclaration:
+    """What a run of these weights declares."""
+    return StatisticsDeclaration(
+        run.classes, weights.count, weights.moment, weights.centring, run.noise * weights.sensitivity(), run.feature_map
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +84,7 @@ class StatisticsMethod(Method):
             classes=run.classes,
             number_private=run.number_private,
         )
-        return StatisticsDeclaration(
-            classes=run.classes,
-            count_weight=weights.count,
-            moment_weight=weights.moment,
-            centring=weights.centring,
-            sigma=run.noise * weights.sensitivity(),
-            feature_map=run.feature_map,
-        )
+        return declared(run, weights)
 
     def weights(
         self, noise: float, *, records: int, dimension: int, classes: int, number_private: bool = False
@@ -101,8 +101,7 @@ class StatisticsMethod(Method):
         plenty = number_private or classes > 2 or records / (noise * math.sqrt(dimension)) > PLENTY
         if plenty or self.moments == "yes":
             moments = self.moments == "yes" or (self.moments == "auto" and dimension <= _MOST_MOMENTS)
-            plain = Weights(classes, 0.0, free_moment_weight(classes, 0.0) if moments else 0.0, 0.0)
-            return Weights(classes, free_count(plain), plain.moment, 0.0)
+            return with_free_counts(classes, free_moment_weight(classes, 0.0) if moments else 0.0)
         counted = (records / noise) ** 2
         return Weights(classes, 0.5 * counted / (counted + COUNTED**2), 0.0, 1.0)
 

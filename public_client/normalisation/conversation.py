@@ -104,7 +104,7 @@ class Conversation:
         return tuple(float(np.linalg.norm(move[own])) for own in self._own_parts())
 
     def _by_layer(self, spare: int) -> Generator[FeatureMap, Values, None]:
-        """Each layer, once more where it lies near the clip and a question is to spare."""
+        """Each layer, again near the clip if one is spare. Without a first pass frequencies may be others, too."""
         before = {CHANNELS: 0.0, BOTH: 0.0} if self.verdict is None else self.verdict.evidence
         parts, moves = self._own_parts(), self.moves
         for group in np.array_split(np.arange(len(parts)), self._asked.groups):

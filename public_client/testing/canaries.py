@@ -39,7 +39,6 @@ from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
 from dpswd.shared.core.mechanisms import MECHANISMS
-from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
 from dpswd.shared.core.mechanisms.declared import Declared
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
@@ -52,7 +51,7 @@ from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.privacy.budget import MAX_EPSILON
 from dpswd.shared.core.privacy.events import RunEvent
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
-from dpswd.shared.models.free_weights import free_count, free_moment_weight
+from dpswd.shared.models.free_weights import free_moment_weight, with_free_counts
 
 CANARIES = 2000
 CONFIDENCE, CERTAIN = 0.95, 1.0 - 5e-7
@@ -137,16 +136,15 @@ def _quantiles(classes: int) -> Design:
 
 
 def _class_statistics() -> Design:
-    moment = free_moment_weight(_CLASSES, 0.0)
-    count = free_count(Weights(_CLASSES, 0.0, moment, 0.0))
+    weights = with_free_counts(_CLASSES, free_moment_weight(_CLASSES, 0.0))
 
     def declaration(sigma: float) -> StatisticsDeclaration:
-        return StatisticsDeclaration(_CLASSES, count, moment, 0.0, sigma)
+        return StatisticsDeclaration(_CLASSES, weights.count, weights.moment, 0.0, sigma)
 
     def means(coins: Tensor, _: Any, __: Any) -> Tensor:
         kinds, u = _one_hot(_labels(_CLASSES), _CLASSES), units(coins, _CLASSES)
-        counts = functional.pad(count * kinds.sum(dim=0)[:, None], (0, u.shape[1])).reshape(-1)
-        sums, moments = functional.pad(kinds.T @ u, (1, 0)).reshape(-1), moment * _upper(u.T @ u)
+        counts = functional.pad(weights.count * kinds.sum(dim=0)[:, None], (0, u.shape[1])).reshape(-1)
+        sums, moments = functional.pad(kinds.T @ u, (1, 0)).reshape(-1), weights.moment * _upper(u.T @ u)
         by_class = functional.pad(torch.stack([sums, counts]), (0, len(moments)))
         return torch.cat([by_class, functional.pad(moments, (len(sums), 0))[None]])
 
