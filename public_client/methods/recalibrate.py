@@ -193,7 +193,7 @@ class ScoresRun(Release[ScoresReply]):
             InvalidValue: the curator has given up every step.
         """
         steps: list[Released] = []
-        nowhere = np.zeros((self.declared.classes, self.declared.columns))
+        start = public.softened(self.declared.columns)
 
         def heard(answer: DrawnStep[ScoresReply]) -> None:
             at = ScoresRequest.from_bytes(answer.asked).correction.astype(np.float64)
@@ -203,7 +203,7 @@ class ScoresRun(Release[ScoresReply]):
         for answer in self.answers:
             heard(answer)
         while self.left > 0:
-            at = self._posterior(public, steps).mean if steps else nowhere
+            at = self._posterior(public, steps).mean if steps else start
             heard(self.ask(ScoresRequest(at.astype(np.float32))))
         self.require_answers()
         posterior = self._posterior(public, steps)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,9 @@ _SCALE_WIDTH = 0.7
 _WIDTHS = np.array([0.0, 0.05, 0.1, 0.2, 0.4])
 """Deviations of single entries from that scale, in units of the source's."""
 _KURTOSIS = 3.0  # of a record's curvature, in units of a normal law's: sampling noise of its mean
-_LEAST, _TINY = 0.1, 1e-9
+_LEAST = 0.1
+_SURE = 7.0  # deviation of the log-odds of two classes, beyond which labels tell little of them
+_DEPENDENT = 1e-6
 _NOTHING = 1e-12  # of the square of a model that is sure of all
 
 
@@ -35,14 +38,39 @@ class Public:
     basis: Values
     shares: Values
 
+    @cached_property
+    def unit(self) -> float:
+        """Deviation of the contrasts of the scores."""
+        across = self.scores @ contrasts(self.scores.shape[1])
+        return float(np.sqrt(across.var(axis=0).mean()))
+
     def at(self, correction: Values) -> Values:
         """(m, C) probabilities of the classes where a correction (C, d) is added to the scores."""
         return np.asarray(special.softmax(self.scores + self.basis @ correction.T, axis=1))
 
-    def fall(self, correction: Values) -> float:
-        """By how much a correction (C, d) that is true lowers the mean log-loss: the divergence of the two laws."""
-        before, after = self.at(np.zeros_like(correction)), self.at(correction)
-        return float(special.rel_entr(after, np.maximum(before, 1e-300)).sum(axis=1).mean())
+    @cached_property
+    def _pairs(self) -> Values:
+        return np.asarray(self.basis[:, :, None] * self.basis[:, None, :]).reshape(len(self.basis), -1)
+
+    def curvature(self, chance: Values, weights: Values | float = 1.0) -> Values:
+        """(p, p) weighted mean of the log-loss's curvature in a correction's contrasts, at probabilities (m, C)."""
+        across, d = contrasts(chance.shape[1]), self.basis.shape[1]
+        along = chance @ across
+        classes = np.einsum("mc,ck,cl->mkl", chance, across, across) - along[:, :, None] * along[:, None, :]
+        each = (np.reshape(weights, (-1, 1, 1)) * classes).reshape(len(chance), -1).T @ self._pairs / len(chance)
+        return np.asarray(each.reshape(*classes.shape[1:], d, d).transpose(0, 2, 1, 3).reshape(across.shape[1] * d, -1))
+
+    def softened(self, columns: int) -> Values:
+        """(C, d), which scales scores to where a record's label tells something; 0 where they are, or have no slope."""
+        classes = self.scores.shape[1]
+        correction = np.zeros((classes, columns))
+        correction[:, 1:classes] = ((softness(self.unit) - 1.0) * self.unit * contrasts(classes))[:, : columns - 1]
+        return correction
+
+    def fall(self, correction: Values, *, before: Values | None = None) -> float:
+        """By how much a correction that is true lowers the log-loss of another, or of none: the laws' divergence."""
+        other = np.maximum(self.at(np.zeros_like(correction) if before is None else before), 1e-300)
+        return float(special.rel_entr(self.at(correction), other).sum(axis=1).mean())
 
     def size(self, correction: Values) -> float:
         """Root mean square over the records of how far a correction (C, d) moves the log-odds of two classes."""
@@ -53,49 +81,39 @@ class Public:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What a record is expected to add where the source's law of records holds.
+    """What a step is expected to release where the source's law of records holds.
 
     Attributes:
-        square: (d, d) of half its weight times u u^T, what the curvature's block sums.
-        noise: (p, p) curvature of the clipped basis: the covariance of a record's gradient.
+        weights: (m,) by which the clip shortens each public record's scaled basis.
+        square: (d, d) mean of half a record's weight times u u^T, what the curvature's block sums.
+        noise: (p, p) covariance of a record's gradient.
         pull: (p, p) by how much the mean gradient changes with the parameters.
-        raw: (p, p) curvature of the basis itself: of the log-loss in the parameters.
     """
 
+    weights: Values
     square: Values
     noise: Values
     pull: Values
-    raw: Values
 
     @classmethod
-    def of(cls, public: Public, correction: Values, scale: Values, frame: Values) -> Expected:
-        """At a correction.
+    def of(cls, public: Public, correction: Values, scale: Values) -> Expected:
+        """At a correction (C, d), where the basis has a scale (d,) before the clip.
 
-        Args:
-            public: the records.
-            correction: (C, d).
-            scale: (d,) of the basis before the clip.
-            frame: (C, d, p) of the parameters: orthonormal.
+        That brings it to where no label could make a record's part longer than 1.
         """
-        chance = public.at(correction)
-        clipped = clip(public.basis * scale, chance)
-        weight = 0.5 * (1.0 - np.square(chance).sum(axis=1))
-        square = (clipped * weight[:, None]).T @ clipped / len(clipped)
-        own, other = _along(clipped, chance, frame), _along(public.basis, chance, frame)
-        return cls(square, _product(own, own), _product(own, other), _product(other, other))
-
-    def moved(self, by: Values) -> Expected:
-        """Where a record's basis is `by` (d, d) times as before."""
-        parameters = len(self.noise) // len(by)
-        wide = np.kron(np.eye(parameters), by)
-        return Expected(by @ self.square @ by.T, *(wide @ each @ wide.T for each in (self.noise, self.pull, self.raw)))
+        chance, scaled = public.at(correction), public.basis * scale
+        most = np.sqrt(0.5 * (1.0 - 2.0 * chance.min(axis=1) + np.square(chance).sum(axis=1)))
+        weights = 1.0 / np.maximum(1.0, np.linalg.norm(scaled, axis=1) * most)
+        each = np.square(weights) * 0.5 * (1.0 - np.square(chance).sum(axis=1))
+        wide = np.tile(scale, chance.shape[1] - 1)
+        noise = np.outer(wide, wide) * public.curvature(chance, np.square(weights))
+        pull = wide[:, None] * public.curvature(chance, weights)
+        return cls(weights, (scaled * each[:, None]).T @ scaled / len(scaled), noise, pull)
 
 
-def clip(scaled: Values, chance: Values) -> Values:
-    """(m, d) the scaled basis, brought to where no label could make a record's part longer than 1."""
-    most = np.sqrt(0.5 * (1.0 - 2.0 * chance.min(axis=1) + np.square(chance).sum(axis=1)))
-    lengths = np.linalg.norm(scaled, axis=1) * most
-    return np.asarray(scaled / np.maximum(1.0, lengths)[:, None])
+def softness(unit: float) -> float:
+    """At most 1: what scores are scaled by where their contrasts spread by `unit`, so that a record's label tells."""
+    return min(1.0, _SURE / (math.sqrt(2.0) * max(unit, 1e-6)))
 
 
 def contrasts(classes: int) -> Values:
@@ -114,9 +132,10 @@ def correcting(released: Values, expected: Values, *, deviation: float, records:
         deviation: of the noise on an entry of the diagonal; off it less by the root of 2.
         records: n.
     """
-    d = len(expected)
-    root = np.linalg.cholesky(expected + max(_TINY * np.trace(expected), _NOTHING) * np.eye(d))
-    inverse = np.linalg.inv(root)
+    sizes, axes = np.linalg.eigh(expected + _NOTHING * np.eye(len(expected)))
+    own = sizes > _DEPENDENT * sizes[-1]  # the other axes are sums of columns that are 0, or next to it
+    d, widths, axes = int(own.sum()), np.sqrt(sizes[own]), axes[:, own]
+    root, inverse = axes * widths, (axes / widths).T
     seen, gram = inverse @ released @ inverse.T, inverse @ inverse.T
     diagonal = np.diag(gram)
     noise = 0.5 * deviation**2 * (np.outer(diagonal, diagonal) + gram**2)
@@ -134,15 +153,3 @@ def correcting(released: Values, expected: Values, *, deviation: float, records:
     values, vectors = np.linalg.eigh(shrunk)
     half = (vectors * np.sqrt(np.maximum(values, _LEAST * float(np.median(values).clip(0.05))))) @ vectors.T
     return np.asarray(root @ half @ inverse)
-
-
-def _along(basis: Values, chance: Values, frame: Values) -> tuple[Values, Values]:
-    """(C, m, p) the roots of probabilities times each class's derivative of its score, and (m, p) their mean."""
-    each = np.stack([basis @ own for own in frame])
-    return np.sqrt(chance.T)[:, :, None] * each, np.asarray(np.einsum("mc,cmp->mp", chance, each))
-
-
-def _product(one: tuple[Values, Values], other: tuple[Values, Values]) -> Values:
-    """(p, p) mean over records of the covariance of derivatives over the classes."""
-    total: Any = np.tensordot(one[0], other[0], axes=([0, 1], [0, 1])) - one[1].T @ other[1]
-    return np.asarray(total / len(one[1]))

@@ -6,14 +6,16 @@ import copy
 
 import numpy as np
 import torch
+from scipy import special
 from torch import Tensor, nn
 
 from dpswd.public_client.extractor.adapter_layers import filled_linear
-from dpswd.public_client.recalibration.curvature import Values, contrasts
+from dpswd.public_client.recalibration.curvature import Values, contrasts, softness
 
 MOST_CLASSES = 20
 """With slopes and a head; of more only the biases move."""
 _MOST_PARAMETERS = 400
+_ITERATIONS, _TINY = 50, 1e-6
 _SPREAD = 1e-3  # of the widest component: narrower ones are left out
 
 
@@ -59,10 +61,22 @@ def fitted(classifier: nn.Module, features: Tensor, *, components: int, slopes: 
     across = contrasts(classes)
     seen = scores @ across
     unit = max(float(np.sqrt(seen.var(axis=0).mean())), 1e-6)
+    center = _center(scores, softness(unit)) @ across
     rows = across.T / unit
     room = _MOST_PARAMETERS // (classes - 1) - classes
     count = 0 if isinstance(own, nn.Identity) else min(components, room, exact.shape[1])
-    return Basis(own, _linear(rows, -seen.mean(axis=0) / unit), _axes(exact.double().numpy(), count))
+    return Basis(own, _linear(rows, -center / unit), _axes(exact.double().numpy(), count))
+
+
+def _center(scores: Values, scaled: float) -> Values:
+    """(C,) around which scores can be scaled so that the classes are as frequent, on average, as before."""
+    if scaled == 1.0:
+        return np.asarray(scores.mean(axis=0))
+    before = np.log(special.softmax(scores, axis=1).mean(axis=0) + _TINY)
+    offset = np.zeros(scores.shape[1])
+    for _ in range(_ITERATIONS):
+        offset += before - np.log(special.softmax(scaled * scores + offset, axis=1).mean(axis=0) + _TINY)
+    return offset / (1.0 - scaled)
 
 
 def _axes(features: Values, count: int) -> nn.Linear | None:

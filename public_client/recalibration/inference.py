@@ -1,10 +1,10 @@
 """How far biases, slopes and head of a classifier move by what was released: a posterior, by one likelihood.
 
 Each step of a run releases, at a correction that the client chose, class counts and the gradient and curvature of the
-log-loss (docs/privacy/score-statistics.md). Gradients are linear around where they were taken; counts are not, and are
-taken for what they say of the biases, as under other class frequencies (Saerens and others 2002), up to what the
-records themselves explain. DP noise and sampling noise are in the likelihood, and the widths of the normal prior
-are averaged by marginal likelihood over a grid that holds 0 for each.
+log-loss (docs/privacy/score-statistics.md). What a gradient is expected to be, public records tell; counts are taken
+for what they say of the biases, as under other class frequencies (Saerens and others 2002), up to what the records
+themselves explain. DP noise and sampling noise are in the likelihood, and the widths of the normal prior are averaged
+by marginal likelihood over a grid that holds 0 for each.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from scipy import special
 
 from dpswd.public_client.linear_evidence import LinearModel, Normal
-from dpswd.public_client.recalibration.curvature import Expected, Public, Values, contrasts, correcting
+from dpswd.public_client.recalibration.curvature import Expected, Public, Values, contrasts, correcting, softness
 
 WIDTHS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {
         "biases": (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
-        "slopes": (0.0, 0.1, 0.2, 0.4),
+        "slopes": (0.0, 0.07, 0.14, 0.28, 0.56),
         "head": (0.0, 0.05, 0.1, 0.2, 0.4),
     }
 )
-"""Deviations of the prior, on the log-odds of two classes by one deviation of a score or a component."""
+"""Deviations of the prior, on the log-odds of two classes by one deviation of a component; of slopes, by themselves."""
 STILL: Mapping[str, float] = MappingProxyType({"biases": 0.25, "slopes": 0.5, "head": 0.5})
 """Probability beforehand that a kind does not move at all; the widths above 0 share the rest."""
 EXPLAINED = 0.3
@@ -38,10 +38,12 @@ that the model knows of them already. At the sites by which settings were chosen
 NEAR = 0.5
 """Root mean square change of log-odds within which all gradients count, each linear around where it was taken."""
 CURVED = 0.15
-"""Of what a gradient changes by on such a straight line over a change of 1: how far that may be wrong."""
+"""Of what a gradient is expected to change by, over a change of 1 of log-odds: how far that may be wrong."""
+_WRONG = 0.3  # the same, at most
 _LONGEST = 1.0  # the same, of one step
 _ITERATIONS = 20
 _ENOUGH = 1e-3
+_Rows = tuple[Values, Values, Values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class Posterior:
 
     Attributes:
         mean: (C, d).
-        moved: probability that something moved: "anything", "biases", and "slopes" and "head" where there are any.
+        moved: probability that they moved, of "biases", and of "slopes" and "head" where there are any.
         evidence: nats for a move over none.
         gain: expected fall of the log-loss by the mean, where it is true of records like the source's.
         deviation: of that gain.
@@ -96,78 +98,101 @@ class Recalibration:
         self._public, self._scale, self._records = public, scale, records
         classes, d = public.scores.shape[1], public.basis.shape[1]
         self._basis = contrasts(classes)
-        self._frame: Values = np.kron(self._basis, np.eye(d)).reshape(classes, d, -1).astype(np.float64)
         self._kinds = _kinds(classes - 1, d, slopes=slopes)
+        self._along, self._sizes = np.hstack(list(self._kinds.values())), [of.shape[1] for of in self._kinds.values()]
+        self._softened = public.softened(d)
         self._grid = list(itertools.product(*(WIDTHS[kind] for kind in self._kinds)))  # first of all nothing
+        spread = math.sqrt(2.0) * public.unit * softness(public.unit)
+        units = np.array([spread if kind == "slopes" else 1.0 for kind in self._kinds])
+        self._widths = torch.from_numpy(math.sqrt(0.5) * units * np.array(self._grid))
         each = [
             [STILL[kind] if width == 0.0 else (1.0 - STILL[kind]) / (len(WIDTHS[kind]) - 1) for width in WIDTHS[kind]]
             for kind in self._kinds
         ]
         self._beforehand = np.array([math.prod(own) for own in itertools.product(*each)])
-        self._cached: dict[tuple[int, ...], list[Expected]] = {}
+        self._cached: dict[int, Expected] = {}
 
     def posterior(self, steps: Sequence[Released]) -> Posterior:
         """What the steps together say.
 
+        A model that is too sure of all is far from what is true, and no width of a prior around it says so. Moves
+        from its softened scores are a second explanation: that of the two is taken from which more is expected.
+
         Args:
             steps: in their order; at least one.
         """
-        now, along = steps[-1].at, np.hstack(list(self._kinds.values()))
+        wide, none = self._wide(steps), np.zeros_like(self._softened)
+        fit = self._around(none, steps, wide)
+        beforehand, other = math.log(self._beforehand[0]), float(special.logsumexp(fit.logs[1:]))
+        evidence = other - math.log1p(-math.exp(beforehand)) - (float(fit.logs[0]) - beforehand)
+        softer = bool(self._softened.any())
+        if softer:
+            soft = self._around(self._softened, steps, wide)
+            more = self._all(steps, wide, soft) - self._all(steps, wide, fit)
+            gain, cost = self._public.fall(soft.mean), self._public.fall(none, before=soft.mean)
+            if softer := special.expit(more) * gain > special.expit(-more) * cost:
+                fit, evidence = soft, more
+        weights = special.softmax(fit.logs)
+        chances = weights @ (np.array(self._grid) > 0.0)
+        moved = dict(zip(self._kinds, map(float, chances), strict=True)) | ({"slopes": 1.0} if softer else {})
+        # Of the curvature on the way there, too: a large move is not seen from its end.
+        bent = _mean([wide @ self._public.curvature(self._public.at(place)) @ wide.T for place in (none, fit.mean)])
+        slope = bent @ self._flat(fit.mean)
+        direction = fit.law.widths * torch.from_numpy(self._along.T @ slope)  # (widths, q)
+        within = torch.linalg.solve_triangular(fit.law.root, direction[..., None], upper=False)[..., 0]
+        means = slope @ self._along @ fit.law.mean.numpy().T
+        between = means - means @ weights
+        deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()))
+        return Posterior(fit.mean, moved, evidence, self._public.fall(fit.mean), deviation)
+
+    def _around(self, reference: Values, steps: Sequence[Released], wide: Values) -> _Fit:
+        """Where the steps lead where moves are from a reference."""
+        other, last = self._softened - reference, steps[-1].at
+        now = last if self._public.size(last - reference) <= self._public.size(last - other) else reference
         for iteration in range(_ITERATIONS):
-            model, curvature = self._observed(steps, now)
-            law, weights, logs = self._under_each_width(model)
-            means = along @ law.mean.numpy().T  # (p, widths)
-            mean = means @ weights
-            change = np.tensordot(self._frame, mean, axes=1) - now
-            size = self._public.size(change)
+            far = [self._public.size(step.at - now) for step in steps]
+            near = [step for step, size in zip(steps, far, strict=True) if size <= max(NEAR, min(far))]
+            own = [self._straight(step, wide, now) for step in near]
+            pull, target, noise = (_mean(each) for each in zip(*own, strict=True))
+            noise += steps[0].deviations[1] ** 2 / len(near) * np.eye(len(noise))
+            said = [self._counted(steps, now), (pull, target, noise)]
+            white = np.vstack([np.linalg.solve(np.linalg.cholesky(one[2]), np.column_stack(one[:2])) for one in said])
+            rows, values = white[:, :-1], white[:, -1]
+            both = torch.from_numpy(np.column_stack([rows @ self._along, values - rows @ self._flat(reference)]))
+            law = LinearModel(both[:, :-1], both[:, -1], self._sizes).under(self._widths)
+            logs = law.log_evidence.numpy() + np.log(self._beforehand)
+            mean = reference + self._unflat(self._along @ law.mean.numpy().T @ special.softmax(logs))
+            size = self._public.size(mean - now)
             # How far a gradient is straight follows from where this ends: half steps keep it from going to and fro.
-            now = now + change * min(1.0 if iteration < 2 else 0.5, _LONGEST / max(size, _ENOUGH))
+            now = now + (mean - now) * min(1.0 if iteration < 2 else 0.5, _LONGEST / max(size, _ENOUGH))
             if size < _ENOUGH:
                 break
-        _, first = self._observed(steps, steps[0].at)  # the way there: a large move is not seen from its end
-        slope = 0.5 * (curvature + first) @ self._flat(now)
-        moved = {"anything": 1.0 - float(weights[0])}
-        for place, kind in enumerate(self._kinds):
-            moved[kind] = float(sum(w for w, widths in zip(weights, self._grid, strict=True) if widths[place]))
-        beforehand = math.log(self._beforehand[0])
-        other = float(special.logsumexp(logs[1:])) - math.log1p(-math.exp(beforehand))
-        evidence = other - (float(logs[0]) - beforehand)
-        direction = law.widths * torch.from_numpy(along.T @ slope)  # (widths, q)
-        within = torch.linalg.solve_triangular(law.root, direction[..., None], upper=False)[..., 0]
-        between = slope @ (means - mean[:, None])
-        deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()))
-        return Posterior(now, moved, evidence, self._public.fall(now), deviation)
+        return _Fit(now, law, logs, 0.5 * float(np.square(values - rows @ self._flat(now)).sum()))
 
-    def _observed(self, steps: Sequence[Released], now: Values) -> tuple[LinearModel, Values]:
-        """What steps near `now` say, or the nearest of them, and all their counts, of what moves by kinds.
+    def _straight(self, step: Released, wide: Values, now: Values) -> _Rows:
+        """Rows and values of what a gradient says of the parameters, linear around where it was taken, and noise.
 
-        Beside it the curvature (p, p) of the log-loss in the parameters, as far as it is known.
+        That is sampling noise, and how far such a line may be wrong at `now`; the DP noise comes on top.
         """
-        far = [self._public.size(step.at - now) for step in steps]
-        near = [step for step, size in zip(steps, far, strict=True) if size <= max(NEAR, min(far))]
-        number, n = len(near), self._records
-        moved = self._moved(near)
-        pull = n * _mean([one.pull for one in moved])
-        gradients = _mean(
-            [
-                self._flat(step.gradient) + n * one.pull @ self._flat(step.at)
-                for step, one in zip(near, moved, strict=True)
-            ]
-        )
-        noise = n * _mean([one.noise for one in moved])
-        noise = noise + near[0].deviations[1] ** 2 / number * np.eye(len(noise))
-        for step, one in zip(near, moved, strict=True):
-            beyond = CURVED * self._public.size(step.at - now) * n * one.pull @ self._flat(step.at - now)
-            noise += np.outer(beyond, beyond) / number
-        rows, values, counts = self._counted(steps, now)
-        apart = np.zeros((len(counts), len(noise)))
-        model = LinearModel(
-            torch.from_numpy(np.vstack([rows, pull]) @ np.hstack(list(self._kinds.values()))),
-            torch.from_numpy(np.concatenate([values, gradients])),
-            [columns.shape[1] for columns in self._kinds.values()],
-            noise=torch.from_numpy(np.block([[counts, apart], [apart.T, noise]])),
-        )
-        return model, _mean([one.raw for one in moved])
+        expected, at = self._expected(step), self._flat(step.at)
+        pull = self._records * wide @ expected.pull @ wide.T
+        wrong = CURVED * self._public.size(step.at - now) * pull @ (self._flat(now) - at)
+        noise = self._records * wide @ expected.noise @ wide.T + np.outer(wrong, wrong)
+        return pull, self._flat(step.gradient) + pull @ at, noise
+
+    def _all(self, steps: Sequence[Released], wide: Values, fit: _Fit) -> float:
+        """The logarithm of the marginal likelihood of all steps, far ones too, whose gradients are not linear."""
+        left, n = fit.left - _cost(*self._counted(steps, fit.mean), self._flat(fit.mean)), self._records
+        for step in steps:
+            expected, at = self._expected(step), self._flat(step.at)
+            true = self._unflat(at + wide.T @ (self._flat(fit.mean) - at))
+            away = expected.weights[:, None] * (self._public.at(true) - self._public.at(step.at))
+            mean = n * wide @ self._flat(away.T @ (self._public.basis * self._scale) / len(away))
+            wrong = min(_WRONG, CURVED * self._public.size(step.at - fit.mean)) * mean
+            noise = n * wide @ expected.noise @ wide.T + np.outer(wrong, wrong)
+            noise += step.deviations[1] ** 2 * np.eye(len(noise))
+            left -= _cost(np.zeros_like(noise), self._flat(step.gradient) - mean, noise, mean)
+        return float(special.logsumexp(fit.logs)) + left
 
     def _counted(self, steps: Sequence[Released], now: Values) -> tuple[Values, Values, Values]:
         """Rows of the counts: shares are the source's with the biases' odds, up to what records explain."""
@@ -188,27 +213,33 @@ class Recalibration:
         noise = deviation**2 * np.eye(others) + spread / n + explained
         return rows, missing + spread @ (self._basis.T @ now[:, 0]), noise
 
-    def _under_each_width(self, model: LinearModel) -> tuple[Normal, Values, Values]:
-        """What is known under each of the prior's widths, their weights and joint log-probabilities."""
-        law = model.under(math.sqrt(0.5) * torch.tensor(self._grid, dtype=torch.float64))
-        joint = law.log_evidence.numpy() + np.log(self._beforehand)
-        return law, special.softmax(joint), joint
+    def _expected(self, step: Released) -> Expected:
+        if id(step) not in self._cached:
+            self._cached[id(step)] = Expected.of(self._public, step.at, self._scale)
+        return self._cached[id(step)]
 
-    def _moved(self, near: Sequence[Released]) -> list[Expected]:
-        """What is expected of each of some steps, as their squares together correct it."""
-        which = tuple(id(step) for step in near)
-        if which not in self._cached:
-            n, number = self._records, len(near)
-            square = _mean([step.square for step in near]) / n
-            deviation = near[0].deviations[2] / (n * math.sqrt(number))
-            expected = [Expected.of(self._public, step.at, self._scale, self._frame) for step in near]
-            self._cached[which] = [
-                one.moved(correcting(square, one.square, deviation=deviation, records=n)) for one in expected
-            ]
-        return self._cached[which]
+    def _wide(self, steps: Sequence[Released]) -> Values:
+        """(p, p) by how much the hospital's basis is another than the source's, as all squares together tell."""
+        n, expected = self._records, _mean([self._expected(step).square for step in steps])
+        deviation = steps[0].deviations[2] / (n * math.sqrt(len(steps)))
+        by = correcting(_mean([step.square for step in steps]) / n, expected, deviation=deviation, records=n)
+        return np.asarray(np.kron(np.eye(self._basis.shape[1]), by))
 
     def _flat(self, correction: Values) -> Values:
-        return np.asarray(np.tensordot(self._frame, correction, axes=([0, 1], [0, 1])))
+        return np.asarray(self._basis.T @ correction).reshape(-1)
+
+    def _unflat(self, parameters: Values) -> Values:
+        return np.asarray(self._basis @ parameters.reshape(self._basis.shape[1], -1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """A mean (C, d), the law under each of the prior's widths, their joint log-probabilities, and half chi2."""
+
+    mean: Values
+    law: Normal
+    logs: Values
+    left: float
 
 
 def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
@@ -225,6 +256,13 @@ def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
     if head.any():
         kinds["head"] = unit[:, head.reshape(-1) > 0.0]
     return kinds
+
+
+def _cost(rows: Values, values: Values, noise: Values, true: Values) -> float:
+    """Nats of rows under their noise where the parameters are true."""
+    root = np.linalg.cholesky(noise)
+    apart = np.linalg.solve(root, values - rows @ true)
+    return float(0.5 * np.square(apart).sum() + np.log(np.diagonal(root)).sum())
 
 
 def _mean(each: Sequence[Values]) -> Values:

@@ -33,8 +33,11 @@ torch.set_num_threads(1)
 WIDTH, CLASSES, FIRST, ADDED = 6, 3, 2000, 1500
 SENTENCES = {"The model is worse", "The model is better", "No change can be told"}
 RNG = np.random.default_rng(36)
+SPREAD = 3.0
 CENTRES = (2.0 * RNG.normal(size=(CLASSES, WIDTH))).astype(np.float32)
-BIAS = -0.5 * (CENTRES**2).sum(axis=1)
+WEIGHT = CENTRES / SPREAD**2
+BIAS = (-0.5 * (CENTRES * WEIGHT).sum(axis=1) - [0.0, 0.0, 3.0]).astype(np.float32)
+"""A model that hardly ever finds the last class."""
 KILLED = """
 import os, signal, sys
 from dpswd.public_client.watching import watch
@@ -67,14 +70,14 @@ def model():
 """
 
 
-def records(count, *, shares=(1 / 3, 1 / 3, 1 / 3), noise=1.0):
+def records(count, *, shares=(0.45, 0.45, 0.1)):
     labels = RNG.choice(CLASSES, size=count, p=shares)
-    return (CENTRES[labels] + noise * RNG.normal(size=(count, WIDTH))).astype(np.float32), labels
+    return (CENTRES[labels] + SPREAD * RNG.normal(size=(count, WIDTH))).astype(np.float32), labels
 
 
 EARLY = records(FIRST)
-LATER = records(ADDED, shares=(0.02, 0.08, 0.9), noise=4.0)
-"""Other patients, measured worse: the model's accuracy falls."""
+LATER = records(ADDED, shares=(0.02, 0.08, 0.9))
+"""Other patients: the model's accuracy falls."""
 
 
 def grown(parts):
@@ -111,7 +114,7 @@ def update(hospital: LocalHospital, parts) -> None:
 def model(tmp_path_factory):
     classifier = nn.Linear(WIDTH, CLASSES)
     with torch.no_grad():
-        classifier.weight.copy_(torch.from_numpy(CENTRES))
+        classifier.weight.copy_(torch.from_numpy(WEIGHT))
         classifier.bias.copy_(torch.from_numpy(BIAS))
     path = tmp_path_factory.mktemp("model") / "delivered.safetensors"
     save_adapted(path, extractor=nn.Flatten(), classifier=classifier.eval(), record_shape=(WIDTH,), plan={})
@@ -120,7 +123,7 @@ def model(tmp_path_factory):
 
 def experiment(directory: Path, hospital: LocalHospital) -> Path:
     """The team's own: its network, its public records, a recalibration."""
-    code = NETWORK.format(width=WIDTH, classes=CLASSES, weight=CENTRES.tolist(), bias=BIAS.tolist())
+    code = NETWORK.format(width=WIDTH, classes=CLASSES, weight=WEIGHT.tolist(), bias=BIAS.tolist())
     (directory / "network.py").write_text(code, encoding="utf-8")
     x, y = records(3000)
     np.savez(directory / "source.npz", x=x, y=y)
@@ -196,7 +199,7 @@ def test_a_model_is_watched_over_records_that_grow(hospital, model, tmp_path):
     assert abs(second.change.loss - loss) < 6.2 * second.change.deviation
     successor = second.model
     assert successor == directory / "round-0002" / MODEL_FILE
-    assert truth(successor, [LATER]) > truth(model, [LATER]) + 0.002
+    assert truth(successor, [LATER]) > truth(model, [LATER]) + 0.1
     assert after + 0.5 < charged < after + 0.3 + 1.0
     assert spent(hospital) == charged
 

@@ -43,7 +43,7 @@ BUDGETS = {
     "public_client/models": 1_396,
     "public_client/normalisation": 923,
     "public_client/plans": 1_020,
-    "public_client/recalibration": 591,
+    "public_client/recalibration": 650,
     "public_client/replay": 3_786,
     "public_client/testing": 1_332,
     "public_client/training": 1_371,

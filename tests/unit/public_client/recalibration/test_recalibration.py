@@ -18,29 +18,33 @@ SIGMA = 30.0
 """Of the noise on each number, about that of epsilon 1 in five steps."""
 
 
-def world(classes, count, seed, *, truth=None):
-    """Outputs (n, d - 1 + C) of a basis of contrasts and two components, and labels by the scores plus a correction."""
+def world(classes, count, seed, *, truth=None, sure=1.0):
+    """Outputs (n, d - 1 + C) of a basis of contrasts and two components, and labels by the scores plus a correction.
+
+    Scores are `sure` times as large; the basis is the same.
+    """
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(count, classes + 1))
-    scores = 1.5 * z @ np.random.default_rng(5).normal(size=(classes + 1, classes)) / np.sqrt(classes)
-    basis = np.concatenate([np.ones((count, 1)), scores @ contrasts(classes) / 1.2, z[:, :2]], axis=1)
+    scores = 1.5 * sure * z @ np.random.default_rng(5).normal(size=(classes + 1, classes)) / np.sqrt(classes)
+    basis = np.concatenate([np.ones((count, 1)), scores @ contrasts(classes) / (1.2 * sure), z[:, :2]], axis=1)
     truth = np.zeros((classes, basis.shape[1])) if truth is None else truth
     chance = softmax(scores + basis @ truth.T, axis=1)
     labels = (rng.random((count, 1)) > chance.cumsum(axis=1)[:, :-1]).sum(axis=1)
     return np.concatenate([basis[:, 1:], scores], axis=1), labels
 
 
-def run(classes, count, truth, *, seed=0, steps=4, sigma=SIGMA):
+def run(classes, count, truth, *, seed=0, steps=4, sigma=SIGMA, sure=1.0):
     """The posterior after some steps, and how the log-loss of fresh records falls by it."""
-    public, kinds = world(classes, 2000, 77)
+    public, kinds = world(classes, 2000, 77, sure=sure)
     columns = public.shape[1] - classes + 1
     basis = np.concatenate([np.ones((2000, 1)), public[:, : columns - 1]], axis=1)
     shares = np.bincount(kinds, minlength=classes) / 2000
     scale = np.array([1.5] + [1.5] * (classes - 1) + [0.75, 0.75])
-    likelihood = Recalibration(Public(public[:, -classes:], basis, shares), scale=scale, slopes=True, records=count)
-    outputs, labels = world(classes, count, seed + 1, truth=truth)
+    source = Public(public[:, -classes:], basis, shares)
+    likelihood = Recalibration(source, scale=scale, slopes=True, records=count)
+    outputs, labels = world(classes, count, seed + 1, truth=truth, sure=sure)
     rng = np.random.default_rng(seed)
-    at, drawn = np.zeros((classes, columns)), []
+    at, drawn = source.softened(columns), []
     for _ in range(steps):
         gradient, square = (each.sum(axis=0) for each in parts(outputs, labels, scale, at))
         rows, places = np.triu_indices(columns)
@@ -53,11 +57,11 @@ def run(classes, count, truth, *, seed=0, steps=4, sigma=SIGMA):
         drawn.append(Released(at, counts, gradients, whole, (sigma, np.sqrt(2.0) * sigma, sigma)))
         posterior = likelihood.posterior(drawn)
         at = posterior.mean
-    return posterior, fall(classes, truth, posterior.mean)
+    return posterior, fall(classes, truth, posterior.mean, sure=sure)
 
 
-def fall(classes, truth, correction):
-    outputs, labels = world(classes, 20_000, 999, truth=truth)
+def fall(classes, truth, correction, *, sure=1.0):
+    outputs, labels = world(classes, 20_000, 999, truth=truth, sure=sure)
     basis = np.concatenate([np.ones((20_000, 1)), outputs[:, :-classes]], axis=1)
     losses = [
         -np.log(softmax(outputs[:, -classes:] + basis @ by.T, axis=1)[np.arange(20_000), labels]).mean()
@@ -97,6 +101,20 @@ def test_a_slope_and_a_head_that_moved_are_seen(classes):
     assert posterior.moved["head"] > 0.9
     assert gained > 0.7 * fall(classes, truth, truth)
     assert Verdict.of(posterior).moved == "head"
+
+
+@pytest.mark.parametrize(("classes", "sure"), [(2, 10.0), (5, 10.0), (5, 40.0)])
+def test_a_model_that_is_too_sure_of_all_is_softened_and_one_that_is_right_stays(classes, sure):
+    """Its own curvature is next to none, so that no prior around it and no gradient at it would lead there."""
+    truth = planted(classes, slope=-1.2 * (sure - 1.0))  # scores as large as where `sure` is 1
+    posterior, gained = run(classes, 5000, truth, sure=sure)
+    verdict = Verdict.of(posterior)
+    assert posterior.moved["slopes"] > 0.9
+    assert verdict.share > 0.9
+    assert gained > 0.8 * fall(classes, truth, truth, sure=sure) > 0.5
+    right, _ = run(classes, 5000, planted(classes), sure=sure)
+    harm = -fall(classes, planted(classes), Verdict.of(right).share * right.mean, sure=sure)
+    assert harm < 0.02
 
 
 @pytest.mark.parametrize("classes", [2, 5])
