@@ -72,7 +72,7 @@ class Posterior:
     Attributes:
         mean: (C, d).
         moved: probability that they moved, of "biases", and of "slopes" and "head" where there are any.
-        evidence: nats for a move over none.
+        evidence: nats for a move over none; for softened scores with what they may gain over what they may cost.
         gain: expected fall of the log-loss by the mean, where it is true of records like the source's.
         deviation: of that gain.
     """
@@ -116,7 +116,7 @@ class Recalibration:
         """What the steps together say.
 
         A model that is too sure of all is far from what is true, and no width of a prior around it says so. Moves
-        from its softened scores are a second explanation: that of the two is taken from which more is expected.
+        from its softened scores are a second explanation: that of the two is taken by which less is expected to be lost.
 
         Args:
             steps: in their order; at least one.
@@ -128,9 +128,9 @@ class Recalibration:
         softer = bool(self._softened.any())
         if softer:
             soft = self._around(self._softened, steps, wide)
-            more = self._all(steps, wide, soft) - self._all(steps, wide, fit)
             gain, cost = self._public.fall(soft.mean), self._public.fall(none, before=soft.mean)
-            if softer := special.expit(more) * gain > special.expit(-more) * cost:
+            more = self._all(steps, wide, soft) - self._all(steps, wide, fit) + math.log(gain / cost)
+            if softer := more > 0.0:
                 fit, evidence = soft, more
         weights = special.softmax(fit.logs)
         chances = weights @ (np.array(self._grid) > 0.0)

@@ -109,9 +109,9 @@ def test_the_first_hour_of_both(hour):
 
     def request_and_pause() -> None:
         """The team's page begins; where the operator is needed, the operator's page goes on, and then the rest."""
-        hour.hand_over("client/client.csr", "ml-team.csr")
+        hour.hand_over("client/client.csr", "client.csr")
         hour.operator.read(
-            OPERATOR / "first-hour.md", {"the team trains": the_rest}, {"TOLD": hour.fingerprint("ml-team.csr")}
+            OPERATOR / "first-hour.md", {"the team trains": the_rest}, {"TOLD": hour.fingerprint("client.csr")}
         )
 
     def the_rest() -> None:
