@@ -116,7 +116,7 @@ class Recalibration:
         """What the steps together say.
 
         A model that is too sure of all is far from what is true, and no width of a prior around it says so. Moves
-        from its softened scores are a second explanation: that of the two is taken by which less is expected to be lost.
+        from its softened scores are a second explanation: that by which less should be lost is taken.
 
         Args:
             steps: in their order; at least one.
