@@ -20,8 +20,7 @@ _WIDTHS = np.array([0.0, 0.05, 0.1, 0.2, 0.4])
 _KURTOSIS = 3.0  # of a record's curvature, in units of a normal law's: sampling noise of its mean
 _LEAST = 0.1
 _SURE = 7.0  # deviation of the log-odds of two classes, beyond which labels tell little of them
-_DEPENDENT = 1e-6
-_NOTHING = 1e-12  # of the square of a model that is sure of all
+_DEPENDENT, _NOTHING = 1e-6, 1e-12  # of an axis' square beside the widest; of a model that is sure of all
 
 
 @dataclass(frozen=True, eq=False)

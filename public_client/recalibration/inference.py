@@ -42,7 +42,7 @@ CURVED = 0.15
 _WRONG = 0.3  # the same, at most
 _LONGEST = 1.0  # the same, of one step
 _ITERATIONS = 20
-_ENOUGH = 1e-3
+_ENOUGH, _UNEXPLAINED = 1e-3, 0.2  # of log-odds; of a gain
 _Rows = tuple[Values, Values, Values]
 
 
@@ -71,14 +71,14 @@ class Posterior:
 
     Attributes:
         mean: (C, d).
-        moved: probability that they moved, of "biases", and of "slopes" and "head" where there are any.
+        moved: what explains most of the gain: "biases", with them "slopes", or else "head".
         evidence: nats for a move over none; for softened scores with what they may gain over what they may cost.
         gain: expected fall of the log-loss by the mean, where it is true of records like the source's.
         deviation: of that gain.
     """
 
     mean: Values
-    moved: Mapping[str, float]
+    moved: str
     evidence: float
     gain: float
     deviation: float
@@ -125,16 +125,13 @@ class Recalibration:
         fit = self._around(none, steps, wide)
         beforehand, other = math.log(self._beforehand[0]), float(special.logsumexp(fit.logs[1:]))
         evidence = other - math.log1p(-math.exp(beforehand)) - (float(fit.logs[0]) - beforehand)
-        softer = bool(self._softened.any())
-        if softer:
+        if self._softened.any():
             soft = self._around(self._softened, steps, wide)
             gain, cost = self._public.fall(soft.mean), self._public.fall(none, before=soft.mean)
             more = self._all(steps, wide, soft) - self._all(steps, wide, fit) + math.log(gain / cost)
-            if softer := more > 0.0:
+            if more > 0.0:
                 fit, evidence = soft, more
         weights = special.softmax(fit.logs)
-        chances = weights @ (np.array(self._grid) > 0.0)
-        moved = dict(zip(self._kinds, map(float, chances), strict=True)) | ({"slopes": 1.0} if softer else {})
         # Of the curvature on the way there, too: a large move is not seen from its end.
         bent = _mean([wide @ self._public.curvature(self._public.at(place)) @ wide.T for place in (none, fit.mean)])
         slope = bent @ self._flat(fit.mean)
@@ -143,7 +140,16 @@ class Recalibration:
         means = slope @ self._along @ fit.law.mean.numpy().T
         between = means - means @ weights
         deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()))
-        return Posterior(fit.mean, moved, evidence, self._public.fall(fit.mean), deviation)
+        return Posterior(fit.mean, self._moved(fit.mean), evidence, self._public.fall(fit.mean), deviation)
+
+    def _moved(self, mean: Values) -> str:
+        part, classes = np.zeros_like(mean), len(mean)
+        part[:, 0], left = mean[:, 0], _UNEXPLAINED * self._public.fall(mean)
+        if self._public.fall(mean, before=part) <= left:
+            return "biases"
+        slope = float(np.diagonal(self._basis.T @ mean[:, 1:classes]).mean())
+        part[:, 1:classes] = slope * self._basis
+        return "slopes" if self._public.fall(mean, before=part) <= left else "head"
 
     def _around(self, reference: Values, steps: Sequence[Released], wide: Values) -> _Fit:
         """Where the steps lead where moves are from a reference."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dpswd.public_client.recalibration.inference import Posterior
 
@@ -11,7 +11,6 @@ TOLERATED = 0.005
 """Log-loss by which a delivered model may be worse, except with a probability of 27%."""
 _LEVEL = 0.6
 _LEAST = 0.05  # of a correction: less is none
-_LIKELY = 0.5
 _INTERVAL, _SHOWN = 1.96, 5e-4  # nats: less is printed as 0.000
 
 
@@ -20,13 +19,12 @@ class Verdict:
     """What was found, and what is done with it.
 
     Attributes:
-        moved: "kept", or the most that moved with a probability above one half: "biases", "slopes" or "head".
+        moved: "kept", or what explains most of the gain: "biases", "slopes" or "head".
         share: of the correction that is delivered; 0 where the model is kept.
         gain: expected fall of the log-loss by what is delivered, or would have been.
         low: its 95% interval.
         high: its 95% interval.
         evidence: nats for any move.
-        probability: of each kind of move.
     """
 
     moved: str
@@ -35,7 +33,6 @@ class Verdict:
     low: float
     high: float
     evidence: float
-    probability: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, posterior: Posterior) -> Verdict:
@@ -44,15 +41,13 @@ class Verdict:
         unchanged = share < _LEAST or posterior.evidence <= 0.0 or _gain(share, posterior.gain) < _SHOWN
         counted = 1.0 if unchanged else share
         gain, spread = _gain(counted, posterior.gain), _INTERVAL * counted * posterior.deviation
-        kinds = [kind for kind in ("biases", "slopes", "head") if posterior.moved.get(kind, 0.0) > _LIKELY]
         return cls(
-            moved="kept" if unchanged else (kinds[-1] if kinds else "biases"),
+            moved="kept" if unchanged else posterior.moved,
             share=0.0 if unchanged else share,
             gain=gain,
             low=gain - spread,
             high=gain + spread,
             evidence=posterior.evidence,
-            probability=dict(posterior.moved),
         )
 
     def sentence(self) -> str:
