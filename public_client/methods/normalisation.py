@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
+from dpswd.public_client.normalisation.columns import MOST, Columns
 from dpswd.public_client.normalisation.conversation import Asked, Conversation
-from dpswd.public_client.normalisation.probes import Place, Probed, find_places
+from dpswd.public_client.normalisation.probes import INPUT, Place, Probed, find_places
 from dpswd.public_client.normalisation.reference import Values
 from dpswd.public_client.normalisation.verdict import Verdict, moves_in_words
 from dpswd.public_client.plans.declarable import Declarable
@@ -137,14 +138,18 @@ class Normalisation(Method):
             if group.store is not None:
                 # What a training that goes on must not compute anew: of other source records it would be another.
                 state = {"places": [asdict(place) for place in places], "vectors": vectors, "labels": labels}
+                state["records"] = records if places[0].path == INPUT else records[:0]
                 group.store.write("layers", state)
         else:
-            vectors, labels = stored["vectors"], stored["labels"]
+            vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
         ready = self.ready(probed, group.record_shape())
         source = vectors.double().numpy(), labels.numpy()
+        columns = None
+        if places[0].path == INPUT and places[0].channels <= MOST:
+            columns = Columns(copy.deepcopy(probed), records, labels.numpy())
 
         def run(site: Site) -> LayersRun:
-            return LayersRun(site.curator, ready, site.plan, probed, source, checkpoint=site.store).open()
+            return LayersRun(site.curator, ready, site.plan, probed, source, columns, checkpoint=site.store).open()
 
         group.charge_each(run)
 
@@ -173,6 +178,7 @@ class LayersRun(Release[SumsReply]):
     Args:
         probed: the network, of which the run takes a copy.
         source: (m, d) statistics of public records under it, and their classes (m,).
+        columns: of these records, where they can be moved for themselves.
 
     Attributes:
         conversation: what was asked and found, once `converse` has begun: its `verdict`, its `layers`, and `moves` for
@@ -186,12 +192,13 @@ class LayersRun(Release[SumsReply]):
         plan: Plan,
         probed: Probed,
         source: tuple[Values, np.ndarray[Any, np.dtype[np.int64]]],
+        columns: Columns | None = None,
         *,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self.probed = copy.deepcopy(probed)
         self.conversation: Conversation | None = None
-        self._source = source
+        self._source, self._columns = source, columns
         super().__init__(curator, ready.of_copy(self.probed), plan, checkpoint=checkpoint)
 
     def converse(self, bar: Reporter) -> Conversation:
@@ -203,7 +210,7 @@ class LayersRun(Release[SumsReply]):
         method = self.plan.method
         assert isinstance(method, Normalisation), "this method opened it"
         asked = method.asked(self.plan, self.declared.sigma, len(self.probed.probes))
-        talk = self.conversation = Conversation(self.probed, *self._source, asked)
+        talk = self.conversation = Conversation(self.probed, *self._source, asked, self._columns)
         questions, number = talk.questions(), 0
         question = next(questions, None)
         while question is not None and (number < len(self.answers) or self.left > 0):

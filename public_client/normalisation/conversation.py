@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dpswd.public_client.normalisation.columns import Columns
 from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, moved
 from dpswd.public_client.normalisation.probes import Place, Probed
 from dpswd.public_client.normalisation.reference import Reference, Values, scales
@@ -62,14 +63,23 @@ class Conversation:
         vectors: (m, d) statistics of public records under the source's network.
         labels: (m,) their classes.
         asked: what is asked.
+        columns: of the records, where they can be moved for themselves.
 
     Attributes:
         verdict: of the first pass; None before, or without one.
         layers: how far each layer that was asked had moved.
     """
 
-    def __init__(self, probed: Probed, vectors: Values, labels: npt.NDArray[np.int64], asked: Asked) -> None:
+    def __init__(
+        self,
+        probed: Probed,
+        vectors: Values,
+        labels: npt.NDArray[np.int64],
+        asked: Asked,
+        columns: Columns | None = None,
+    ) -> None:
         self._probed, self._vectors, self._labels, self._asked = probed, vectors, labels, asked
+        self._columns = columns
         self.verdict: Verdict | None = None
         self.layers: tuple[LayerMove, ...] = ()
 
@@ -90,9 +100,12 @@ class Conversation:
         for times in range(1, self._asked.first + 1):
             total += yield self._map(reference, everything)
             observed = self._observed(total / times, reference, everything, times=times)
-            self.verdict = weighed(observed, reference, _deviations(self._places), sizes)
+            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns)
             if self.verdict.clear:
                 break
+        if (verdict := self.verdict) and verdict.columns is not None and verdict.frequencies is not None:
+            offset, gain = (torch.from_numpy(of).float() for of in (verdict.columns.offset, verdict.columns.gain))
+            self._probed.probes[0].move(offset, gain.square())
         return self._asked.first - times
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from dpswd.public_client.normalisation.columns import Columns, MovedColumns
 from dpswd.public_client.normalisation.inference import (
     AS_IT_IS,
     BOTH,
@@ -23,7 +24,7 @@ LEAST_LEAD = 3.0
 """Nats by which an explanation must lead its rivals to be named: odds of twenty to one."""
 CLEAR = 30.0
 """Nats over explanations without moved channels that end the asking of all layers."""
-UNDECIDED = "undecided"
+UNDECIDED, COLUMNS = "undecided", "columns moved"
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class Verdict:
     """What one release of all layers' statistics says.
 
     Attributes:
-        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS` or `BOTH`; `UNDECIDED` where none leads its rivals clearly.
+        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS`, `BOTH` or `COLUMNS`; `UNDECIDED` where none leads clearly.
         evidence: nats of each explanation over "as it is".
-        frequencies: (C,) of the classes, where they alone explain the release.
+        frequencies: (C,) of the classes, where they alone explain the release, or with columns that are put back.
         kinds: (C,) those classes' numbers.
         before: (C,) their frequencies in the source.
         move: (d,) of all statistics.
         layers: how far each layer has moved.
+        columns: how the records' columns have moved, where that explains the release best.
     """
 
     outcome: str
@@ -62,6 +64,7 @@ class Verdict:
     before: Values
     move: Values
     layers: tuple[LayerMove, ...]
+    columns: MovedColumns | None = None
 
     @property
     def clear(self) -> bool:
@@ -83,6 +86,10 @@ class Verdict:
                 "something may have changed, and the release does not tell other classes' frequencies from moved "
                 "channels: more records or a larger epsilon may tell"
             )
+        if self.columns is not None:
+            furthest = float(np.abs(self.columns.offset).max())
+            done = "they are put back" if self.frequencies is not None else "to put them back is not expected to help"
+            return f"its columns lie elsewhere, by up to {furthest:.2f} deviations, and classes may be rarer; {done}"
         if self.outcome == FREQUENCIES:
             assert self.frequencies is not None, "set with the outcome"
             shares = ", ".join(f"{share:.0%}" for share in self.frequencies[:20])
@@ -96,7 +103,13 @@ def moves_in_words(layers: tuple[LayerMove, ...]) -> str:
     return f"by {most.mean:.2f} and {most.deviation:.2f} deviations at {most.path}, the furthest of {len(layers)}"
 
 
-def weighed(observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int]) -> Verdict:
+def weighed(
+    observed: Observed,
+    reference: Reference,
+    deviations: Values,
+    sizes: Mapping[str, int],
+    columns: Columns | None = None,
+) -> Verdict:
     """The verdict of a release of all layers.
 
     Args:
@@ -104,6 +117,7 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
         reference: the source's moments.
         deviations: (d,) 1 for deviations, 0 for means.
         sizes: channels of each layer, in the order of the statistics.
+        columns: of the records, where they can be moved for themselves.
     """
     explanations = explained(observed, reference, deviations)
     over = {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
@@ -112,10 +126,19 @@ def weighed(observed: Observed, reference: Reference, deviations: Values, sizes:
     move = special.softmax(nats) @ np.stack([one.move for one in explanations.values()])
     move = reference.undone(move, observed.noise, observed.records)
     sure = np.maximum(explanations[FREQUENCIES].frequencies, 1e-4)
+    frequencies, moved = sure / sure.sum() if outcome == FREQUENCIES else None, None
+    if columns is not None and outcome not in (AS_IT_IS, FREQUENCIES):
+        moved = columns.explained(observed, reference, sure / sure.sum())
+        over[COLUMNS] = moved.evidence - explanations[AS_IT_IS].evidence
+        if over[COLUMNS] >= max(nats.max(), 0.0) + LEAST_LEAD:
+            outcome, frequencies = COLUMNS, moved.frequencies if moved.better > 0.0 else None
+        else:
+            moved = None
     return Verdict(
         outcome=outcome,
         evidence=over,
-        frequencies=sure / sure.sum() if outcome == FREQUENCIES else None,
+        frequencies=frequencies,
+        columns=moved,
         kinds=reference.kinds,
         before=reference.shares,
         move=move,

@@ -24,6 +24,7 @@ from dpswd.public_client.evidence import evidence as evidences
 from dpswd.public_client.evidence.certificate import NOT_MEASURED, certificate_of
 from dpswd.public_client.evidence.evidence import Evidence, SamePasses, one_thread
 from dpswd.public_client.ladder.check import check, derive
+from dpswd.public_client.methods import normalisation
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.public_client.training.sites import Model
@@ -55,6 +56,14 @@ SOURCE = rows(600, 1)
 def mock() -> MockCurator:
     description = mock_description(records=2000, record_shape=(COLUMNS,), epsilon=8.0, delta=1e-5)
     return MockCurator(description, records=(1.5 * rows(2000, 2)[0] + 2.0).numpy(), randomness=lambda n: bytes(n))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_columns():
+    """Layers are asked one by one, too: evidence of more than one step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(normalisation, "MOST", 0)
+        yield
 
 
 def adapted(curator, **more):

@@ -13,7 +13,10 @@ from torch import nn
 from dpswd import DomainAdaptation, Hospital, MockCurator, mock_description
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader, train_source
+from dpswd.public_client.methods import normalisation
 from dpswd.public_client.methods.normalisation import Normalisation
+from dpswd.public_client.normalisation import columns
+from dpswd.public_client.normalisation.verdict import COLUMNS
 from dpswd.shared.core import errors
 
 D, CLASSES = 6, 4
@@ -62,8 +65,39 @@ def _moved(data):
     return replace(data, images=1.6 * data.images + torch.linspace(-2.0, 3.0, D))
 
 
+@pytest.fixture
+def no_columns(monkeypatch):
+    """As of images: moves of channels alone, layer by layer."""
+    monkeypatch.setattr(normalisation, "MOST", 0)
+
+
+@pytest.mark.parametrize("shares", [None, (7.0, 1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("offset", [0.4, 2.0])
+def test_columns_that_lie_elsewhere_are_put_back_beside_any_frequencies(trained, offset, shares):
+    """Moves of single channels would take other frequencies for their own, and lose up to half of what is right."""
+    moved = [replace(one, images=one.images + offset) for one in (_data(3000, 3, shares), _data(2000, 4, shares))]
+    adaptation = _fitted(trained, _curator(moved[0]), asks="first", epsilon=0.7)
+    report, verdict = adaptation.reports[0], adaptation.sites["curator"].run.conversation.verdict
+    assert verdict.outcome == COLUMNS
+    assert (report["outcome"] == "adapted") == (verdict.columns.better > 0.0)
+    assert "columns lie elsewhere" in report["finding"]
+    assert _accuracy(adaptation, moved[1]) > 0.9
+    spreads = _data(3000, 2).images.std(dim=0).numpy()
+    np.testing.assert_allclose(verdict.columns.offset * spreads, offset, atol=0.7)
+
+
+def test_columns_whose_return_is_not_expected_to_help_stay(trained, monkeypatch):
+    monkeypatch.setattr(columns.Columns, "_better", lambda *_: -0.01)
+    moved = replace(_data(3000, 3), images=_data(3000, 3).images + 2.0)
+    adaptation = _fitted(trained, _curator(moved), asks="first", epsilon=0.7)
+    assert adaptation.reports[0]["outcome"] == "kept"
+    assert "not expected to help" in adaptation.reports[0]["finding"]
+
+
 @pytest.mark.long
-def test_moved_columns_are_followed(trained):
+@pytest.mark.parametrize("most", [0, 100])
+def test_moved_columns_are_followed(trained, monkeypatch, most):
+    monkeypatch.setattr(normalisation, "MOST", most)
     records, test = _moved(_data(3000, 3)), _moved(_data(2000, 4))
     adaptation = _fitted(trained, _curator(records))
     with torch.no_grad():
@@ -102,7 +136,7 @@ def test_where_nothing_or_little_is_released_the_model_stays(trained, records, e
     assert torch.equal(adaptation.predict(images), expected)
 
 
-def test_a_first_pass_of_its_own_is_one_step_and_moves_nothing(trained):
+def test_a_first_pass_of_its_own_is_one_step_and_moves_nothing(trained, no_columns):
     curator = _curator(_moved(_data(3000, 3)))
     adaptation = _fitted(trained, curator, asks="first", epsilon=0.5)
     (charge,) = curator.charges
@@ -131,7 +165,7 @@ def test_layers_alone_take_no_other_frequencies_for_moves(trained):
 
 
 @pytest.mark.long
-def test_a_training_that_was_broken_off_ends_where_it_would_have(trained, tmp_path):
+def test_a_training_that_was_broken_off_ends_where_it_would_have(trained, no_columns, tmp_path):
     """Everything follows from the answers: those of a run that is taken up again are the ones it would have had."""
     records = _moved(_data(2000, 3))
     curator = _curator(records)
