@@ -23,7 +23,7 @@ from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of
-from dpswd.public_client.recalibration.curvature import Public, Values
+from dpswd.public_client.recalibration.curvature import Public, Values, balancing
 from dpswd.public_client.recalibration.graph import Basis, corrected, fitted
 from dpswd.public_client.recalibration.inference import Posterior, Recalibration, Released
 from dpswd.public_client.recalibration.verdict import Verdict
@@ -41,6 +41,7 @@ from dpswd.shared.core.mechanisms.score_statistics.mechanism import (
     ScoresReply,
     ScoresRequest,
 )
+from dpswd.shared.core.mechanisms.score_statistics.sums import LARGEST_SCORE
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +163,10 @@ def public_of(basis: Basis, features: Tensor, labels: np.ndarray[Any, Any]) -> P
         classes = basis.classifier(features[:1]).shape[1]
     counts = np.bincount(labels, minlength=classes) + 0.5  # a class that the source lacks is rare, not absent
     columns = np.concatenate([np.ones((len(outputs), 1)), outputs[:, :-classes]], axis=1)
-    return Public(outputs[:, -classes:], columns, counts / counts.sum())
+    scores = np.clip(outputs[:, -classes:], -LARGEST_SCORE, LARGEST_SCORE)
+    # Scores that were corrected for other frequencies stand for these: without the offset they fit the source.
+    shares = counts / counts.sum() * np.exp(-balancing(scores, counts / counts.sum()))
+    return Public(scores, columns, shares / shares.sum())
 
 
 class ScoresRun(Release[ScoresReply]):

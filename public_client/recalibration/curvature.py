@@ -17,6 +17,7 @@ _SCALES = np.exp(np.linspace(-3.0, 1.5, 19))
 _SCALE_WIDTH = 0.7
 _WIDTHS = np.array([0.0, 0.05, 0.1, 0.2, 0.4])
 """Deviations of single entries from that scale, in units of the source's."""
+_ITERATIONS, _RARE = 50, 1e-6
 _KURTOSIS = 3.0  # of a record's curvature, in units of a normal law's: sampling noise of its mean
 _LEAST = 0.1
 _SURE = 7.0  # deviation of the log-odds of two classes, beyond which labels tell little of them
@@ -113,6 +114,14 @@ class Expected:
 def softness(unit: float) -> float:
     """At most 1: what scores are scaled by where their contrasts spread by `unit`, so that a record's label tells."""
     return min(1.0, _SURE / (math.sqrt(2.0) * max(unit, 1e-6)))
+
+
+def balancing(scores: Values, shares: Values) -> Values:
+    """(C,) offsets under which the mean probabilities of scores (m, C) are these shares (C,)."""
+    offset = np.zeros(len(shares))
+    for _ in range(_ITERATIONS):
+        offset += np.log(shares + _RARE) - np.log(special.softmax(scores + offset, axis=1).mean(axis=0) + _RARE)
+    return offset
 
 
 def contrasts(classes: int) -> Values:

@@ -10,12 +10,11 @@ from scipy import special
 from torch import Tensor, nn
 
 from dpswd.public_client.extractor.adapter_layers import filled_linear
-from dpswd.public_client.recalibration.curvature import Values, contrasts, softness
+from dpswd.public_client.recalibration.curvature import Values, balancing, contrasts, softness
 
 MOST_CLASSES = 20
 """With slopes and a head; of more only the biases move."""
 _MOST_PARAMETERS = 400
-_ITERATIONS, _TINY = 50, 1e-6
 _SPREAD = 1e-3  # of the widest component: narrower ones are left out
 
 
@@ -72,11 +71,7 @@ def _center(scores: Values, scaled: float) -> Values:
     """(C,) around which scores can be scaled so that the classes are as frequent, on average, as before."""
     if scaled == 1.0:
         return np.asarray(scores.mean(axis=0))
-    before = np.log(special.softmax(scores, axis=1).mean(axis=0) + _TINY)
-    offset = np.zeros(scores.shape[1])
-    for _ in range(_ITERATIONS):
-        offset += before - np.log(special.softmax(scaled * scores + offset, axis=1).mean(axis=0) + _TINY)
-    return offset / (1.0 - scaled)
+    return balancing(scaled * scores, special.softmax(scores, axis=1).mean(axis=0)) / (1.0 - scaled)
 
 
 def _axes(features: Values, count: int) -> nn.Linear | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -125,12 +125,15 @@ class Recalibration:
         fit = self._around(none, steps, wide)
         beforehand, other = math.log(self._beforehand[0]), float(special.logsumexp(fit.logs[1:]))
         evidence = other - math.log1p(-math.exp(beforehand)) - (float(fit.logs[0]) - beforehand)
+        nearer = self._secant(steps)
         if self._softened.any():
             soft = self._around(self._softened, steps, wide)
             gain, cost = self._public.fall(soft.mean), self._public.fall(none, before=soft.mean)
             more = self._all(steps, wide, soft) - self._all(steps, wide, fit) + math.log(gain / cost)
             if more > 0.0:
-                fit, evidence = soft, more
+                fit, evidence, nearer = soft, more, None
+        if nearer is not None:
+            fit = replace(fit, mean=nearer)
         weights = special.softmax(fit.logs)
         # Of the curvature on the way there, too: a large move is not seen from its end.
         bent = _mean([wide @ self._public.curvature(self._public.at(place)) @ wide.T for place in (none, fit.mean)])
@@ -141,6 +144,21 @@ class Recalibration:
         between = means - means @ weights
         deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()))
         return Posterior(fit.mean, self._moved(fit.mean), evidence, self._public.fall(fit.mean), deviation)
+
+    def _secant(self, steps: Sequence[Released]) -> Values | None:
+        """Where the log-loss falls no further between the closest two steps, where some step went far beyond.
+
+        Records that lie much further out than the source's bend more than these tell, and clipped ones do not say so.
+        """
+        between: dict[float, Values] = {}
+        for before, after in itertools.permutations(steps, 2):
+            way = after.at - before.at
+            along = self._flat(way / self._scale)
+            start, end = (float(self._flat(step.gradient) @ along) for step in (before, after))
+            noise = 4.0 * after.deviations[1] * float(np.linalg.norm(along))
+            if start > 0.0 and end + noise < -0.5 * start:
+                between[self._public.size(way)] = before.at + way * start / (start - end)
+        return between[min(between)] if between and max(between) > _LONGEST else None
 
     def _moved(self, mean: Values) -> str:
         part, classes = np.zeros_like(mean), len(mean)

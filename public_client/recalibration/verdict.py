@@ -54,7 +54,7 @@ class Verdict:
         """In plain words."""
         expected = f"log-loss {self.gain:.3f} lower ({self.low:.3f} to {self.high:.3f})"
         if self.moved == "kept":
-            return "the hospital's labels, as far as they are told, say nothing else than its scores"
+            return "the hospital's labels, as far as this release tells, ask for no other scores"
         what = {
             "biases": "its classes are more or less frequent here than the scores say",
             "slopes": "its scores are too sure or not sure enough here",

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from dpswd import DomainAdaptation, Federation, Hospital, MockCurator, Recalibrate, mock_description
+from dpswd.public_client.methods.recalibrate import public_of
+from dpswd.public_client.recalibration.graph import fitted
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import CuratorUnavailable, InvalidValue
 
@@ -92,6 +94,34 @@ def test_other_frequencies_of_classes_move_the_biases_at_the_asked_price(tmp_pat
     (path,) = model.save(tmp_path / "model.safetensors")
     again = load_adapted(path, device="cpu")
     assert (again.predict(torch.from_numpy(records)) == model.predict(torch.from_numpy(records))).all()
+
+
+@pytest.mark.parametrize("count", [3000, 20_000])
+def test_a_column_in_other_units_turns_no_score_around(count):
+    """Its records lie ten times further out than the source's, and clipped ones do not say so."""
+    units = np.array([10.0] + [1.0] * (D - 1), dtype=np.float32)
+    records, labels = made(count, 0)
+    with hospital(records * units, labels) as where:
+        model = adapted(where, where.plan(Recalibrate(), epsilon=1.0))
+    fresh, truth = made(5000, 1)
+    images = torch.from_numpy(fresh * units)
+    with torch.no_grad():
+        before = bayes()(images)
+    after = model.predict_proba(images).double()
+    assert loss_of(after, truth) < 0.7 * loss_of(torch.softmax(before.double(), dim=1).clamp_min(1e-300), truth)
+    right = [(scores.argmax(dim=1).numpy() == truth).mean() for scores in (before, after)]
+    assert right[1] > right[0] - 0.02
+
+
+def test_scores_that_stand_for_other_frequencies_are_not_corrected_twice():
+    shares = (0.8, 0.15, 0.05)
+    classifier = bayes()
+    with torch.no_grad():
+        classifier.bias += torch.from_numpy(np.log(shares)).float()
+    records, labels = made(2000, 9)
+    features = torch.from_numpy(records)
+    public = public_of(fitted(classifier, features, components=4, slopes=True), features, labels)
+    np.testing.assert_allclose(public.shares, shares, atol=0.05)
 
 
 def test_a_hospital_like_the_source_keeps_the_model():
