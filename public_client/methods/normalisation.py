@@ -144,11 +144,10 @@ class Normalisation(Method):
             vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
         ready = self.ready(probed, group.record_shape())
         source = vectors.double().numpy(), labels.numpy()
-        columns = None
-        if places[0].path == INPUT and places[0].channels <= MOST:
-            columns = Columns(copy.deepcopy(probed), records, labels.numpy())
+        movable = places[0].path == INPUT and places[0].channels <= MOST
 
-        def run(site: Site) -> LayersRun:
+        def run(site: Site) -> LayersRun:  # a probe holds what it saw last: each site has its own
+            columns = Columns(copy.deepcopy(probed), records, labels.numpy()) if movable else None
             return LayersRun(site.curator, ready, site.plan, probed, source, columns, checkpoint=site.store).open()
 
         group.charge_each(run)
