@@ -22,6 +22,7 @@ from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.calibration import epsilon as epsilon_of
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, root_up
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
     StatisticsDeclaration,
@@ -31,7 +32,6 @@ from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, FloatArr
 from dpswd.shared.core.privacy.budget import MAX_EPSILON
 from dpswd.shared.core.privacy.events import BoundedSum, RunEvent, StepEvent
 from dpswd.shared.core.wire.messages import RunParameters
-from dpswd.shared.models.free_weights import record_norm
 
 REPLACE, ADD = "replace-one", "add-or-remove"
 WITHOUT = 0.05
@@ -95,6 +95,14 @@ class HeldRecords(MockCurator):
     def take(self, indices: npt.NDArray[np.int64]) -> FloatArray:
         """The records of these numbers."""
         return self._held[indices].astype(np.float32)
+
+
+def record_norm(weights: Weights) -> float:
+    """The largest norm of one record's vector, rounded up: what adding or removing one record moves the sum by.
+
+    Curators price replacements, where n is public; this is for comparisons with work that prices additions.
+    """
+    return root_up((1.0 - weights.overlap) * (1.0 + weights.count * weights.count) + weights.moment * weights.moment)
 
 
 @functools.cache

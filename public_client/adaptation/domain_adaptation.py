@@ -44,9 +44,9 @@ from dpswd.public_client.evidence.evidence import (
     plan_text,
     recorded,
 )
+from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.replay.delivery import before_target_alone
 from dpswd.public_client.replay.views import View
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.distributed import SharedTransport
@@ -385,8 +385,10 @@ class DomainAdaptation:
         if self._source is None:
             return None
         source = collect(self._source, most=_SUMMED_UP)
-        # What undoes other units stands before records of the target alone: the source goes through what it was.
-        extractor = self.extractor if before_target_alone(model.extractor) else model.extractor
+        # What puts columns back stands before the target's records alone: the source goes through what it was.
+        first = next(model.extractor.children(), None) if isinstance(model.extractor, nn.Sequential) else None
+        put_back = isinstance(first, FeatureAffine | nn.BatchNorm1d)
+        extractor = self.extractor if put_back else model.extractor
         features = evaluation.features(extractor, source.images.to(self.device))
         with torch.no_grad():
             return SourceStatistics.of(source.images, features, model.classifier(features))

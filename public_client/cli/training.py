@@ -92,7 +92,7 @@ def _key_options(command: Callable[..., None], keys: dict[str, str], shown: froz
         command = click.option(
             option,
             key.replace(".", "__"),
-            is_flag=value["type"] == "boolean",
+            is_flag=value["type"] == "boolean" or None,  # after an explicit no, click takes -1 for an option
             multiple=repeated,
             hidden=option not in shown,
             type=click.Choice(value["enum"]) if "enum" in value else None,

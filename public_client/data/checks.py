@@ -58,9 +58,9 @@ class CheckedBatches:
             first: Any = next(iter(batches), None)
         if first is None:
             raise InvalidValue(NO_BATCHES)
-        _refuse(1, _wrong_parts(first) or _wrong_records(first[0]))
-        _require_finite(extractor, "extractor")
-        _require_finite(classifier, "classifier")
+        refuse(1, wrong_parts(first) or _wrong_records(first[0]))
+        require_finite(extractor, "extractor")
+        require_finite(classifier, "classifier")
         self.record_shape = tuple(first[0].shape[1:])
         self.classes = _classes(extractor, classifier, first[0][:1].to(device))
         self._check(first, 1)
@@ -105,8 +105,8 @@ class CheckedBatches:
             )
 
     def _check(self, batch: Any, number: int) -> tuple[Tensor, Tensor]:
-        wrong = _wrong_parts(batch) or _wrong_records(batch[0], self.record_shape)
-        _refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes, self._least))
+        wrong = wrong_parts(batch) or _wrong_records(batch[0], self.record_shape)
+        refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes, self._least))
         return batch[0], batch[1]
 
 
@@ -203,7 +203,12 @@ def require_features(features: Tensor) -> None:
         )
 
 
-def _require_finite(module: nn.Module, called: str) -> None:
+def require_finite(module: nn.Module, called: str) -> None:
+    """Refuses what no training mends.
+
+    Raises:
+        InvalidValue: a weight is not finite.
+    """
     for name, weights in module.named_parameters():
         if not bool(torch.isfinite(weights).all()):
             raise InvalidValue(
@@ -212,12 +217,13 @@ def _require_finite(module: nn.Module, called: str) -> None:
             )
 
 
-def _refuse(number: int, wrong: str) -> None:
+def refuse(number: int, wrong: str) -> None:
+    """Raises `DataInvalid` where something is wrong with a batch."""
     if wrong:
         raise DataInvalid(f"batch {number} of the source {wrong}")
 
 
-def _wrong_parts(batch: Any) -> str:
+def wrong_parts(batch: Any) -> str:
     """What is wrong with a batch; empty for a pair of tensors."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""

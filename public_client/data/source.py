@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from dpswd.public_client.data.checks import NO_BATCHES, checked
+from dpswd.public_client.data.checks import NO_BATCHES, checked, refuse, wrong_parts
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
@@ -92,11 +92,13 @@ def collect(batches: Batches, *, most: int) -> Labelled:
     """The first `most` labelled records that the loader gives, as one tensor each.
 
     Raises:
-        InvalidValue: the loader is empty.
+        DataInvalid: it gives what is no pair of tensors.
+        InvalidValue: it is empty.
     """
     taken: list[tuple[Tensor, Tensor]] = []
-    for records, labels in batches:
-        taken.append((records, labels))
+    for number, batch in enumerate(batches, start=1):
+        refuse(number, wrong_parts(batch))
+        taken.append((batch[0], batch[1]))
         if sum(len(labels) for _, labels in taken) >= most:
             break
     if not taken:

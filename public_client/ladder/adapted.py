@@ -26,7 +26,7 @@ from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNEXPLAINED
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import Model
-from dpswd.shared.core.errors import DpswdError, InvalidValue, PrivacyError, rounded
+from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, PrivacyError, rounded
 
 _log = logging.getLogger(__name__)
 _COMPARISON = "comparison.json"
@@ -103,11 +103,17 @@ class Adapted:
         return self.model.whole()
 
     def predict(self, records: Any) -> Tensor:
-        """Classes of records (n, ...), a tensor, an array or a data frame: (n,) int64."""
+        """Classes of records (n, ...), a tensor, an array or a data frame: (n,) int64.
+
+        Raises:
+            DataInvalid: the records are of another shape than the hospital's.
+        """
         module = self.module
         device = next(iter(module.parameters()), torch.zeros(0)).device
         with torch.no_grad():
             own = records if isinstance(records, Tensor) else torch.from_numpy(np.array(records, dtype=np.float32))
+            if tuple(own.shape[1:]) != (shape := self.plan.record_shape):
+                raise DataInvalid(f"records have shape {tuple(own.shape)}; needed is (n, {', '.join(map(str, shape))})")
             scores: Tensor = module(own.to(device))
         return scores.argmax(dim=1)
 

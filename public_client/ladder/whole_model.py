@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpswd.public_client.data.checks import require_finite
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.extractor.tracing import evaluating
@@ -63,6 +64,7 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
 
 def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model:
     """The last linear layer whose outputs are the scores, and everything before it."""
+    require_finite(model, type(model).__name__)
     try:
         with evaluating(model), torch.no_grad():
             scores = model(records)

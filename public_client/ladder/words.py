@@ -37,9 +37,7 @@ def of_glance(verdict: Verdict, *, channels: int) -> str:
         )
         return f"its classes are not as frequent as in your source ({'; '.join(shares)})"
     if verdict.columns is not None:
-        return (
-            "its columns lie elsewhere, or have other units, and its classes may not be as frequent as in your source"
-        )
+        return f"its columns lie elsewhere or have other units ({verdict.columns}), and classes may be rarer there"
     means, deviations = verdict.move[:channels], verdict.move[channels : 2 * channels]
     varied = float(deviations.mean())
     if varied > _LEAST_SAID:

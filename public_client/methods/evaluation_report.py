@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,8 @@ _FEWEST = 3.0
 """A bin whose noisy size is below so many of its own deviations is shown without figures."""
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A two-sided 95% interval.
-
-    Attributes:
-        low: lower end.
-        high: upper end.
-    """
+class Interval(NamedTuple):
+    """A two-sided 95% interval."""
 
     low: float
     high: float
@@ -173,8 +167,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain values; figures that are not known are null."""
         return _plain_values(self) | {
-            "accuracy_interval": [self.accuracy_interval.low, self.accuracy_interval.high],
-            "population_interval": [self.population_interval.low, self.population_interval.high],
+            "accuracy_interval": list(self.accuracy_interval),
+            "population_interval": list(self.population_interval),
             "level": _LEVEL,
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "reliability": [_plain_values(one) for one in self.reliability],

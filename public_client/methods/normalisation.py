@@ -68,11 +68,8 @@ class Normalisation(Method):
         super().__post_init__()
 
     def problems(self) -> list[str]:
-        return [
-            *super().problems(),
-            *not_one_of(self, "asks", ("all", "first", "layers")),
-            *not_positive(self, "clip"),
-        ]
+        wrong = not_one_of(self, "asks", ("all", "first", "layers"))
+        return [*super().problems(), *wrong, *not_positive(self, "clip")]
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`: one replaced record moves a sum by at most 1."""
@@ -111,14 +108,7 @@ class Normalisation(Method):
         """What is asked in an open run of this plan: with few steps neighbouring layers in one question."""
         steps = plan.steps
         first = {"first": steps, "layers": 0, "all": max(steps - layers, -(-steps // 3))}[self.asks]
-        return Asked(
-            first=first,
-            groups=min(layers, steps - first),
-            clip=self.clip,
-            moves=self.moves,
-            records=plan.batch_size,
-            sigma=sigma,
-        )
+        return Asked(first, min(layers, steps - first), self.clip, self.moves, records=plan.batch_size, sigma=sigma)
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph for all sites, one network each."""

@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.plans.recipe import RunTerms, not_counts, not_one_of
+from dpswd.public_client.plans.recipe import RunTerms, not_counts
 from dpswd.public_client.recalibration.curvature import Public, Values, balancing
 from dpswd.public_client.recalibration.graph import Basis, corrected, fitted
 from dpswd.public_client.recalibration.inference import Posterior, Recalibration, Released
@@ -58,7 +58,6 @@ class Recalibrate(Method):
     """A correction of the scores from the hospital's labels, which shrinks to none where little is known.
 
     Attributes:
-        learns: "all"; or "biases" alone, from counts and their residuals: a cheap first question.
         components: of the features, at most, that the head is made of.
     """
 
@@ -66,16 +65,11 @@ class Recalibrate(Method):
     mechanism = SCORE_STATISTICS
     suits = "for any classifier where records have labels; says by itself how much of it moves, or keeps it"
 
-    learns: Literal["all", "biases"] = "all"
     components: int = 12
     source_records: int = 2000
 
     def problems(self) -> list[str]:
-        return [
-            *super().problems(),
-            *not_one_of(self, "learns", ("all", "biases")),
-            *not_counts(self, "components"),
-        ]
+        return [*super().problems(), *not_counts(self, "components")]
 
     def usual_size(self, description: Description) -> RunSize:
         return RunSize(batch=description.records, steps=_STEPS)
@@ -94,8 +88,8 @@ class Recalibrate(Method):
         return replace(unit, sigma=run.noise * unit.sensitivity())
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
-        what = "biases" if self.learns == "biases" else "biases, slopes and a head, as far as their evidence goes"
-        return f"a linear correction of the scores ({what}), from the hospital's labels; the extractor stays"
+        what = "a linear correction of the scores (biases, slopes and a head, as far as their evidence goes)"
+        return f"{what}, from the hospital's labels; the extractor stays"
 
     def declarable(
         self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
@@ -140,7 +134,7 @@ class Recalibrate(Method):
         write_histories(group)
 
     def _basis(self, classifier: nn.Module, features: Tensor) -> Basis:
-        return fitted(classifier, features, components=self.components, slopes=self.learns == "all")
+        return fitted(classifier, features, components=self.components)
 
     def _ready(self, extractor: nn.Module, basis: Basis, shape: tuple[int, ...]) -> Declarable:
         whole = nn.Sequential(copy.deepcopy(extractor), copy.deepcopy(basis)).cpu().eval()

@@ -10,24 +10,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy import special
 from torch import Tensor
 
-from dpswd.public_client.linear_evidence import LinearModel
-from dpswd.public_client.normalisation.inference import Observed
+from dpswd.public_client.linear_evidence import LinearModel, Normal
+from dpswd.public_client.normalisation.inference import FREQUENCY_WIDTHS, Observed, Simplex
 from dpswd.public_client.normalisation.probes import Probed
-from dpswd.public_client.normalisation.reference import Reference, Values, clipped
+from dpswd.public_client.normalisation.reference import Labels, Reference, Values, clipped
 
 MOST = 100
 """Columns, at most: each is moved for itself, twice in every step."""
-_WIDTHS = list(itertools.product((0.0, 0.1, 0.2, 0.4, 0.8), (0.1, 0.3, 1.0)))  # of frequencies, and of columns
+_WIDTHS = [(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))]
+"""Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
-_STEPS, _DIFFERENCE, _LONGEST, _DRAWS, _RAREST = 8, 0.02, 1.0, 24, 1e-3
+_STEPS, _DIFFERENCE, _LONGEST, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 24, 1e-3, 0.1
+_FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
+_OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
+_SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
+_LEAST_SAID, _MOST_SAID = 0.15, 3
+_FAR = 10.0  # times as far as others such a column's move may be
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +44,24 @@ class MovedColumns:
         evidence: log of the marginal likelihood, nats.
         frequencies: (C,) of the classes.
         offset: (c,) of the columns, in the source's deviations.
-        gain: (c,) of the columns.
+        logs: (c,) of the columns' gains.
+        draws: frequencies (C,) and moves (2 c,), offsets and logs, of what may be true instead.
         better: expected share of records by which more are right with the columns put back.
     """
 
     evidence: float
     frequencies: Values
     offset: Values
-    gain: Values
-    better: float
+    logs: Values
+    draws: list[tuple[Values, Values]]
+    better: float = 0.0
+
+    def __str__(self) -> str:
+        """The columns that moved furthest."""
+        far = np.argsort(-np.abs(self.offset) - np.abs(self.logs))
+        said = [k for k in far if max(abs(self.offset[k]), abs(self.logs[k])) > _LEAST_SAID][:_MOST_SAID]
+        each = (f"column {k} by {self.offset[k]:+.1f} deviations and times {math.exp(self.logs[k]):.2g}" for k in said)
+        return f"{'; '.join(each) or 'none by much'}; counted from 0"
 
 
 class Columns:
@@ -58,53 +73,83 @@ class Columns:
         labels: (m,) their classes.
     """
 
-    def __init__(self, probed: Probed, records: Tensor, labels: npt.NDArray[np.int64]) -> None:
+    def __init__(self, probed: Probed, records: Tensor, labels: Labels) -> None:
         self._probed, self._records, self._labels = probed, records, labels
         self._count = probed.probes[0].place.channels
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
-        """The more probable of two fits: one begun at the source's frequencies, and one at others (C,) as likely."""
-        fits = (self._fitted(observed, reference, start) for start in (reference.shares, likely))
-        return max(fits, key=lambda fit: fit.evidence)
+        """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away.
 
-    def _fitted(self, observed: Observed, reference: Reference, p: Values) -> MovedColumns:
-        by, roots, moves = 1.0 / observed.records + 1.0 / reference.records, np.sqrt(reference.shares), 2 * self._count
-        sampling, noise = reference.along * math.sqrt(by), torch.from_numpy(by * reference.own + observed.noise**2)
-        groups, now = (sampling.shape[1], len(p), moves), np.zeros(moves)
-        widths = torch.tensor([(1.0, *each) for each in _WIDTHS], dtype=torch.float64)
+        What putting it back is worth is expected over all that came to different ends, as probable as each is.
+        """
+        still, far = np.zeros(2 * self._count), self._far(observed, reference)
+        starts = [(reference.shares, still), (likely, still), (reference.shares, far)][: 3 if far.any() else 2]
+        fits = [self._fitted(observed, reference, *start) for start in starts]
+        best = max(fits, key=lambda fit: fit.evidence)
+        ends = [fit for fit in fits if fit is best or float(np.abs(fit.offset - best.offset).max()) > _APART]
+        gains = [np.mean([self._better(*draw, best, reference) for draw in fit.draws]) for fit in ends]
+        return replace(best, better=float(special.softmax([fit.evidence for fit in ends]) @ gains))
+
+    def _far(self, observed: Observed, reference: Reference) -> Values:
+        """Few columns in other units, one tried after the other: steps from the source's own do not come so far."""
+        place, now = self._probed.probes[0].place, np.zeros((2, self._count))
+        each = -(-_SHOWN // len(reference.kinds))
+        shown = np.concatenate([np.flatnonzero(self._labels == kind)[:each] for kind in reference.kinds])
+        some = Columns(self._probed, self._records[torch.from_numpy(shown)], self._labels[shown])
+        zeros = (place.center / place.spread).double().numpy()  # how far below the center a record's zero lies
+        tried = [
+            (column, math.expm1(log) * zeros[column], log) for column in range(len(zeros)) for log in _both(_FACTORS)
+        ]
+        tried += [(column, offset, 0.0) for column in range(len(zeros)) for offset in _both(_OFFSETS)]
+
+        def nats(moves: Values) -> float:
+            classes, none = some._class_means(moves.reshape(-1), reference), np.zeros((len(reference.center), 0))
+            rest, widths = observed.moved - reference.shares @ classes, [(1.0, 0.4, 0.0)]
+            return max(float(law.log_evidence) for law in _laws(observed, reference, rest, classes, none, widths))
+
+        best = nats(now)
+        for _ in range(min(_FAR_COLUMNS, self._count)):
+            moves = [now.copy() for _ in tried]
+            for move, (column, *own) in zip(moves, tried, strict=True):
+                move[:, column] = own
+            scores = [nats(move) for move in moves]
+            if max(scores) < best + _CLEAR:
+                break
+            best, now = max(scores), moves[int(np.argmax(scores))]
+        return now.reshape(-1)
+
+    def _fitted(self, observed: Observed, reference: Reference, p: Values, now: Values) -> MovedColumns:
+        far, moves = now.reshape(2, -1).any(axis=0), len(now)
+        usual, simplex = np.where(np.tile(far, 2), _FAR, 1.0), Simplex(reference.shares)
+        frequencies = slice(reference.along.shape[1], -moves)
         for _ in range(_STEPS):
             classes = self._class_means(now, reference)
             steps = _DIFFERENCE * np.eye(moves)
             slopes = [p @ (self._class_means(now + step, reference) - classes) / _DIFFERENCE for step in steps]
-            jacobian = np.concatenate([sampling, (classes * roots[:, None]).T, np.stack(slopes, axis=1)], axis=1)
-            around = np.concatenate([np.zeros(groups[0]), (p - reference.shares) / roots, now])
-            both = torch.from_numpy(np.column_stack([jacobian, observed.moved - p @ classes + jacobian @ around]))
-            models = [LinearModel(both[:, :-1], both[:, -1], groups, noise=noise + left**2) for left in _LEFT]
-            laws = [model.under(widths) for model in models]
-            logs = torch.cat([law.log_evidence for law in laws]).numpy()
-            weights = special.softmax(logs)
-            mean = weights @ torch.cat([law.mean for law in laws]).numpy()
-            change = mean[-moves:] - now
+            jacobian = np.stack(slopes, axis=1) * usual
+            about = (p - reference.shares) @ classes + jacobian @ (now / usual)
+            laws = _laws(observed, reference, observed.moved - p @ classes + about, classes, jacobian, _WIDTHS)
+            logs, means = map(np.concatenate, zip(*(_cut(law, simplex, frequencies) for law in laws), strict=True))
+            mean = special.softmax(logs) @ means
+            change = mean[-moves:] * usual - now
             now = now + change * min(1.0, _LONGEST / max(float(np.abs(change).max()), _LONGEST))
-            p = _shares(reference, mean[groups[0] : -moves])
-        one = int(weights.argmax())
-        spread = laws[one // len(_WIDTHS)].spread[one % len(_WIDTHS)].numpy()
-        draws = mean + np.random.default_rng(0).normal(size=(_DRAWS, len(mean))) @ spread.T
-        gains = [
-            self._better(_shares(reference, draw[groups[0] : -moves]), draw[-moves:], p, now, reference)
-            for draw in draws
-        ]
-        evidence = float(special.logsumexp(logs)) - math.log(logs.size) - 0.5 * len(both) * math.log(2.0 * math.pi)
-        return MovedColumns(evidence, p, now[: self._count], np.exp(now[self._count :]), float(np.mean(gains)))
+            p = _shares(reference, mean[frequencies])
+        spreads, rng = np.concatenate([law.spread.numpy() for law in laws]), np.random.default_rng(0)
+        picked = rng.choice(len(logs), _DRAWS, p=special.softmax(logs))
+        draws = [means[one] + spreads[one] @ rng.normal(size=len(mean)) for one in picked]
+        true = [(_shares(reference, draw[frequencies]), draw[-moves:] * usual) for draw in draws]
+        evidence = float(special.logsumexp(logs)) - math.log(logs.size) - 0.5 * len(classes.T) * math.log(2.0 * math.pi)
+        evidence -= far.sum() * math.log(self._count * 2 * len(_FACTORS + _OFFSETS))  # which of those that were tried
+        return MovedColumns(evidence, p, now[: self._count], now[self._count :], true)
 
-    def _better(self, p: Values, moves: Values, fit: Values, undone: Values, reference: Reference) -> float:
+    def _better(self, p: Values, moves: Values, fit: MovedColumns, reference: Reference) -> float:
         """By how many of the records more are right where a fit is undone and another one is true."""
-        offset, gain, center, spread = self._affine(undone)
+        offset, gain, center, spread = self._affine(np.concatenate([fit.offset, fit.logs]))
         records, kinds = self._moved(moves), torch.from_numpy(reference.kinds)
         with torch.no_grad():
             back = center + (records - center - spread * offset) / gain
             before, after = (self._probed.model(each)[:, kinds] for each in (records, back))
-        after = after + torch.from_numpy(np.log(fit / reference.shares)).to(after)
+        after = after + torch.from_numpy(np.log(fit.frequencies / reference.shares)).to(after)
         right = [kinds[scores.argmax(dim=1)].numpy() == self._labels for scores in (before, after)]
         weights = (p / reference.shares)[np.searchsorted(reference.kinds, self._labels)]
         return float(weights @ (right[1].astype(float) - right[0]) / len(weights))
@@ -126,6 +171,32 @@ class Columns:
         sides = (1, -1) if place.single else (1, 1, -1) if place.last else (1, -1, 1)
         offset, logs = torch.from_numpy(moves).float().reshape(2, -1)
         return [each.reshape(sides) for each in (offset, logs.exp(), place.center, place.spread)]
+
+
+def _laws(
+    observed: Observed, reference: Reference, rest: Values, classes: Values, jacobian: Values, widths: list[Any]
+) -> list[Normal]:
+    """Of what is left (d,): of noise, frequencies and moves, under each of some widths, for each part of `_LEFT`."""
+    by = 1.0 / observed.records + 1.0 / reference.records
+    along, roots = reference.along * math.sqrt(by), np.sqrt(reference.shares)[:, None]
+    frequencies = ((classes - reference.shares @ classes) * roots).T
+    groups = [part.shape[1] for part in (along, frequencies, jacobian)]
+    both = torch.from_numpy(np.concatenate([along, frequencies, jacobian, rest[:, None]], axis=1))
+    noise, tried = torch.from_numpy(by * reference.own + observed.noise**2), torch.tensor(widths, dtype=torch.float64)
+    return [LinearModel(both[:, :-1], both[:, -1], groups, noise=noise + left**2).under(tried) for left in _LEFT]
+
+
+def _cut(law: Normal, simplex: Simplex, at: slice) -> tuple[Values, Values]:
+    """Evidence (W,) of a law under each of `_WIDTHS`, and means (W, p), of frequencies that can be."""
+    logs, means, widths = law.log_evidence.numpy(), law.mean.numpy(), [own[1] for own in _WIDTHS]
+    free = np.flatnonzero(widths)
+    more, means[free] = simplex.cut(means[free], law.covariance.numpy()[free], at, [widths[one] for one in free])
+    logs[free] += more
+    return logs, means
+
+
+def _both(sizes: tuple[float, ...]) -> list[float]:
+    return [sign * size for size in sizes for sign in (1.0, -1.0)]
 
 
 def _shares(reference: Reference, changes: Values) -> Values:

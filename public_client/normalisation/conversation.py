@@ -8,6 +8,7 @@ far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from dpswd.public_client.normalisation.columns import Columns
 from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, moved
 from dpswd.public_client.normalisation.probes import Place, Probed
-from dpswd.public_client.normalisation.reference import Reference, Values, scales
+from dpswd.public_client.normalisation.reference import Labels, Reference, Values, scales
 from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verdict, layer_moves, weighed
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -74,12 +75,11 @@ class Conversation:
         self,
         probed: Probed,
         vectors: Values,
-        labels: npt.NDArray[np.int64],
+        labels: Labels,
         asked: Asked,
         columns: Columns | None = None,
     ) -> None:
-        self._probed, self._vectors, self._labels, self._asked = probed, vectors, labels, asked
-        self._columns = columns
+        self._probed, self._vectors, self._labels, self._asked, self._columns = probed, vectors, labels, asked, columns
         self.verdict: Verdict | None = None
         self.layers: tuple[LayerMove, ...] = ()
 
@@ -104,8 +104,8 @@ class Conversation:
             if self.verdict.clear:
                 break
         if (verdict := self.verdict) and verdict.columns is not None and verdict.frequencies is not None:
-            offset, gain = (torch.from_numpy(of).float() for of in (verdict.columns.offset, verdict.columns.gain))
-            self._probed.probes[0].move(offset, gain.square())
+            offset, logs = (torch.from_numpy(of).float() for of in (verdict.columns.offset, verdict.columns.logs))
+            self._probed.probes[0].move(offset, (2.0 * logs).exp(), math.inf)
         return self._asked.first - times
 
     @property

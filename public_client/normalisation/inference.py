@@ -28,7 +28,7 @@ _DEVIATIONS = (0.3, 1.0, 3.0)
 _ALONG = (0.0, 0.1, 0.3, 1.0, 3.0)
 _MOST_CUT = 32  # classes, of which the cut at zero is taken into account
 _TINY = 1e-12
-_FREQUENCIES = (0.1, 0.2, 0.4, 0.8)
+FREQUENCY_WIDTHS = (0.1, 0.2, 0.4, 0.8)
 
 AS_IT_IS, FREQUENCIES, CHANNELS, BOTH = "as it is", "class frequencies", "channels moved", "both"
 
@@ -71,7 +71,7 @@ def explained(observed: Observed, reference: Reference, deviations: Values) -> d
         reference: the source's moments, of the same statistics.
         deviations: (d,) 1 for deviations, 0 for means.
     """
-    likelihood, widths = _Likelihood(observed, reference, deviations), (0.0, *_FREQUENCIES)
+    likelihood, widths = _Likelihood(observed, reference, deviations), (0.0, *FREQUENCY_WIDTHS)
     still = likelihood.at(0.0, 1.0, 0.0, widths)
     moving = [likelihood.at(t, k, r, widths) for t, k, r in itertools.product(_MOVES, _DEVIATIONS, _ALONG)]
     return {
@@ -125,6 +125,38 @@ def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[Values,
     return log_mass, mean
 
 
+class Simplex:
+    """Cuts laws of changes of frequencies to those that add up to 1 and are not negative.
+
+    Args:
+        shares: (C,) frequencies in the source; changes are in their roots.
+    """
+
+    def __init__(self, shares: Values) -> None:
+        self._shares, self._roots, widths = shares, np.sqrt(shares), np.array(FREQUENCY_WIDTHS)
+        flat = np.eye(len(shares)) - np.outer(self._roots, self._roots)
+        masses, _ = _positive(np.zeros((len(widths), len(shares))), widths[:, None, None] ** 2 * flat, shares)
+        self._before = dict(zip(FREQUENCY_WIDTHS, masses, strict=True))
+
+    def cut(self, mean: Values, covariance: Values, at: slice, widths: Sequence[float]) -> tuple[Values, Values]:
+        """Nats (W,) of that, and means (W, p) of all parameters under it.
+
+        Args:
+            mean: (W, p).
+            covariance: (W, p, p).
+            at: where the changes are.
+            widths: (W,) of the changes' priors, of `FREQUENCY_WIDTHS`.
+        """
+        own, about = covariance[:, at, at], mean[:, at]
+        summed = own @ self._roots
+        total = (summed @ self._roots)[:, None]
+        flat = about - summed * (about @ self._roots)[:, None] / total
+        within = own - summed[:, :, None] * summed[:, None, :] / total[..., None]
+        log_mass, changes = _positive(flat, within, self._shares)
+        away = np.linalg.solve(own, (changes - about)[..., None])
+        return log_mass - [self._before[w] for w in widths], mean + (covariance[:, :, at] @ away)[..., 0]
+
+
 class _Likelihood:
     """The marginal likelihood at given widths, and the posterior mean of the channels' moves."""
 
@@ -132,12 +164,9 @@ class _Likelihood:
         self._y, self._own, self._deviations = observed.moved, reference.own, deviations
         self._by = 1.0 / observed.records + 1.0 / reference.records  # of a mean, in units of a record's variance
         self._base = self._by * reference.own + observed.noise**2
-        self._shares, self._roots = reference.shares, np.sqrt(reference.shares)
-        self._rank, roots = reference.along.shape[1], self._roots
+        self._simplex, roots = Simplex(reference.shares), np.sqrt(reference.shares)
+        self._shares, self._roots, self._rank = reference.shares, roots, reference.along.shape[1]
         self._directions = np.concatenate([reference.along, (reference.classes * roots[:, None]).T], axis=1)
-        flat, widths = np.eye(len(roots)) - np.outer(roots, roots), np.array(_FREQUENCIES)
-        masses, _ = _positive(np.zeros((len(widths), len(roots))), widths[:, None, None] ** 2 * flat, self._shares)
-        self._positive = dict(zip(_FREQUENCIES, masses, strict=True))
 
     def at(self, t: float, k: float, r: float, frequencies: Sequence[float]) -> list[Explanation]:
         """See the file; for each width w of frequencies."""
@@ -149,25 +178,13 @@ class _Likelihood:
         evidence = law.log_evidence.numpy() - 0.5 * len(y) * math.log(2.0 * math.pi)
         coefficients, after = law.mean.numpy(), np.tile(self._shares, (len(frequencies), 1))
         if (other := np.flatnonzero(frequencies)).size:
-            covariance = law.covariance.numpy()[other, :, rank:]
-            about = coefficients[other, rank:]
-            more, changes = self._cut(about, covariance[:, rank:], [w for w in frequencies if w])
+            cut = slice(rank, None), [w for w in frequencies if w]
+            more, coefficients[other] = self._simplex.cut(coefficients[other], law.covariance.numpy()[other], *cut)
             evidence[other] += more
-            away = np.linalg.solve(covariance[:, rank:], (changes - about)[..., None])
-            coefficients[other] += (covariance @ away)[..., 0]
-            after[other] = np.maximum(self._shares + self._roots * changes, 0.0)
+            after[other] = np.maximum(self._shares + self._roots * coefficients[other, rank:], 0.0)
         rest = (self._y - coefficients @ self._directions.T) / diagonal
         along = (r**2 / (self._by + r**2)) * coefficients[:, :rank] @ self._directions[:, :rank].T
         return [Explanation(float(e), *own) for e, *own in zip(evidence, free * rest + along, after, strict=True)]
-
-    def _cut(self, mean: Values, covariance: Values, widths: Sequence[float]) -> tuple[Values, Values]:
-        """Nats of that frequencies add up to 1 and none is negative, and the changes' mean under that; by width."""
-        summed = covariance @ self._roots
-        total = (summed @ self._roots)[:, None]
-        mean = mean - summed * (mean @ self._roots)[:, None] / total
-        within = covariance - summed[:, :, None] * summed[:, None, :] / total[..., None]
-        log_mass, changes = _positive(mean, within, self._shares)
-        return log_mass - [self._positive[w] for w in widths], changes
 
 
 def _averaged(grid: list[Explanation]) -> Explanation:

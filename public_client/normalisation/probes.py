@@ -83,9 +83,9 @@ class Probe(nn.Module):
         moved: Tensor = self.back(self.moved(z))
         return moved
 
-    def move(self, offset: Tensor, ratio: Tensor) -> None:
+    def move(self, offset: Tensor, ratio: Tensor, most: float = _MOST_RATIO) -> None:
         """Undoes that channels lie at these offsets (c,), with these variances (c,), in units of the source's."""
-        gain = ratio.clamp(1.0 / _MOST_RATIO, _MOST_RATIO).rsqrt()
+        gain = ratio.clamp(1.0 / most, most).rsqrt()
         with torch.no_grad():
             self.moved.gain.copy_(gain)
             self.moved.bias.copy_(-offset * gain)

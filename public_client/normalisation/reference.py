@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy import special
 
 Values = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
 
 _RANK = 48  # directions along which records vary together; what is left is taken as each value's own
 _LEAST_VARIANCE = 1e-9
@@ -45,7 +46,7 @@ class Reference:
     rows: Values
     mean: Values
     classes: Values
-    kinds: npt.NDArray[np.int64]
+    kinds: Labels
     shares: Values
     along: Values
     own: Values
@@ -76,7 +77,7 @@ class Reference:
         return np.asarray(np.interp(0.5, mass, factors) * move)
 
     @classmethod
-    def of(cls, vectors: Values, labels: npt.NDArray[np.int64], *, clip: float, distance: float = 0.0) -> Reference:
+    def of(cls, vectors: Values, labels: Labels, *, clip: float, distance: float = 0.0) -> Reference:
         """Of the source's statistics.
 
         Args:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from dpswd.public_client.normalisation.columns import Columns, MovedColumns
@@ -18,7 +17,7 @@ from dpswd.public_client.normalisation.inference import (
     Observed,
     explained,
 )
-from dpswd.public_client.normalisation.reference import Reference, Values
+from dpswd.public_client.normalisation.reference import Labels, Reference, Values
 
 LEAST_LEAD = 3.0
 """Nats by which an explanation must lead its rivals to be named: odds of twenty to one."""
@@ -60,7 +59,7 @@ class Verdict:
     outcome: str
     evidence: Mapping[str, float]
     frequencies: Values | None
-    kinds: npt.NDArray[np.int64]
+    kinds: Labels
     before: Values
     move: Values
     layers: tuple[LayerMove, ...]
@@ -87,9 +86,8 @@ class Verdict:
                 "channels: more records or a larger epsilon may tell"
             )
         if self.columns is not None:
-            furthest = float(np.abs(self.columns.offset).max())
             done = "they are put back" if self.frequencies is not None else "to put them back is not expected to help"
-            return f"its columns lie elsewhere, by up to {furthest:.2f} deviations, and classes may be rarer; {done}"
+            return f"its columns lie elsewhere ({self.columns}), and classes may be rarer; {done}"
         if self.outcome == FREQUENCIES:
             assert self.frequencies is not None, "set with the outcome"
             shares = ", ".join(f"{share:.0%}" for share in self.frequencies[:20])

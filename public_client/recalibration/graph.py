@@ -41,21 +41,20 @@ class Basis(nn.Module):
         return torch.cat([self.slopes(scores), self.axes(features), scores], dim=1)
 
 
-def fitted(classifier: nn.Module, features: Tensor, *, components: int, slopes: bool) -> Basis:
+def fitted(classifier: nn.Module, features: Tensor, *, components: int) -> Basis:
     """The basis of public source features.
 
     Args:
         classifier: on the features' device; it is copied to the processor.
         features: (m, D).
         components: at most so many; none where the features are the scores themselves.
-        slopes: whether more than biases is to move.
     """
     own = copy.deepcopy(classifier).cpu().eval()
     exact = features.detach().cpu()
     with torch.no_grad():
         scores = own(exact).double().numpy()
     classes = scores.shape[1]
-    if not slopes or classes > MOST_CLASSES:
+    if classes > MOST_CLASSES:
         return Basis(own, None, None)
     across = contrasts(classes)
     seen = scores @ across

@@ -2,8 +2,7 @@
 
 A view: the source-trained modules are tuned on source records seen through it, and the tuned ones are delivered if
 they do better on such records than the source-trained ones do, by more than chance: a shorter trial on a part of the
-source says so, on the records that it left out. A view that can be undone (columns in other units) is undone in front
-of the source-trained extractor, and nothing is tuned. Other class frequencies: log(target's / source's) is added to the
+source says so, on the records that it left out. Other class frequencies: log(target's / source's) is added to the
 classifier's scores, or a part of it (`priors`), and where a trial promises more all that was learned is trained on, on
 source records drawn by these frequencies (`weighted`). Never both: under a view, frequencies and pixels are too easily
 mistaken for each other. Otherwise the source-trained model, to the bit.
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.replay.cross_fitting import CrossFit
 from dpswd.public_client.replay.mixed_views import MixedViews
 from dpswd.public_client.replay.priors import safe_weights, with_priors
@@ -49,11 +47,6 @@ class Delivered:
     outcome: Outcome
     plain: str
     reason: str
-
-
-def before_target_alone(extractor: nn.Module) -> bool:
-    """Whether an extractor begins with what undoes a view, which is for the target's records and for no others."""
-    return isinstance(extractor, nn.Sequential) and len(extractor) > 1 and isinstance(extractor[0], FeatureAffine)
 
 
 def deliver(
@@ -85,8 +78,7 @@ def deliver(
         ranks: processes with the same source that share each batch, and end alike.
     """
     ranks = ranks or Ranks()
-    undone = {name: fitted.view.undone() for name, fitted in fits.items() if fitted.convinced}
-    views = {name: fits[name].tuned_by or fits[name].view for name, first in undone.items() if first is None}
+    views = {name: fitted.tuned_by or fitted.view for name, fitted in fits.items() if fitted.convinced}
     tuned: tuple[nn.Module, nn.Module] = (extractor, classifier)
     trials: list[Trial] = []
     if views:
@@ -111,13 +103,9 @@ def deliver(
             delivered[name] = _corrected(fitted, fitted.class_draws, unchanged, cross_fit, onward, source.labels)
             continue
         if fitted.convinced:
-            own, of = tuned, trials
-            if (first := undone[name]) is not None:
-                own = (nn.Sequential(first, unchanged[0]), unchanged[1])
-                of = [Trial(unchanged, own, source)]
-            gain, error = ranks.share(partial(expected_gain, of, fitted.view))
+            gain, error = ranks.share(partial(expected_gain, trials, fitted.view))
             if fitted.view.keeps_scores or gain > fitted.view.sure * error + (optimism or 0.0):
-                model = own
+                model = tuned
                 if optimism is None:
                     reason += "; what the extractor knows of the public records by heart is not known"
             else:

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.linear_evidence import CAUTION, LinearModel, shortened
+from dpswd.public_client.replay.class_frequencies import FrequencyModel
 from dpswd.public_client.replay.residuals import Residuals
-from dpswd.public_client.replay.view_search import Judged, ViewSearch
-from dpswd.public_client.replay.views import View
+from dpswd.public_client.replay.views import CLASS_WIDTH, View
 from dpswd.shared.core.errors import InvalidValue
 
 SHAPES = ((2, 0), (0, 1), (2, 2), (4, 0))
@@ -152,16 +152,20 @@ def find_low_rank(identity: LowRankView, source: Labelled, residuals: Residuals,
     shapes = [(rank, noisy) for rank, noisy in SHAPES if max(rank, noisy) <= most]
 
     def one(number: int) -> tuple[LowRankView, float]:
-        best = search.fitted(*shapes[number])
-        return best.view.cpu(), best.log_posterior  # another rank may have another device
+        best, log_posterior = search.fitted(*shapes[number])
+        return best.cpu(), log_posterior  # another rank may have another device
 
     fitted = ranks.divided(len(shapes), one)
     return max(fitted, key=lambda pair: pair[1])[0].to(source.images)
 
 
-class _Search(ViewSearch[LowRankView]):
+class _Search:
+    """The releases' likelihood of views, class frequencies integrated over."""
+
     def __init__(self, identity: LowRankView, source: Labelled, residuals: Residuals) -> None:
-        super().__init__(nn.Identity(), source, residuals)
+        self._features, self._residuals = source.images, residuals
+        frequencies = FrequencyModel(source.images, source.labels, residuals, int(source.labels.max()) + 1)
+        self._noise, self._even = frequencies.tolerant(CLASS_WIDTH), torch.ones(len(source)).to(source.images)
         self._start = identity
         self._usual = identity.widths.double()
         z = identity.components(source.images)
@@ -170,21 +174,32 @@ class _Search(ViewSearch[LowRankView]):
             self._ridge = self._ridge_solution()
 
     @torch.no_grad()
-    def fitted(self, rank: int, noisy: int) -> Judged[LowRankView]:
-        """The most probable view of one shape."""
+    def _left(self, view: LowRankView) -> Tensor:
+        """Released coefficients less those of the features as the view sees them, (N,)."""
+        residuals = self._residuals.of_all(view(nn.Identity(), self._features), self._even)
+        return -self._residuals.unit * residuals.flatten().double()
+
+    def _energy(self, view: LowRankView, v: float) -> float:
+        """Minus the log posterior, up to a constant, with so much of the features' variance unexplained."""
+        return 0.5 * float(self._noise.square(self._left(view), v)) + float(view.penalty().detach())
+
+    @torch.no_grad()
+    def fitted(self, rank: int, noisy: int) -> tuple[LowRankView, float]:
+        """The most probable view of one shape, and its log posterior."""
         view = self._begun(rank, noisy)
         view = self._descended(view, 0.0)  # what it leaves would be taken for a misfit, and the fit end early
-        view = self._descended(view, self._noise.most_probable(self.left(view)))
+        view = self._descended(view, self._noise.most_probable(self._left(view)))
         factors = view.widths.double() / self._usual
         used = torch.tensor([size > 0 for size in _groups(view)]).to(factors)
-        volume = self._linear(view, self._noise.most_probable(self.left(view))).under(factors).volume
-        view.volume.copy_(volume + CAUTION * (factors * used).sum())
-        return self.judged(view)
+        left = self._left(view)
+        v = self._noise.most_probable(left)
+        view.volume.copy_(self._linear(view, v).under(factors).volume + CAUTION * (factors * used).sum())
+        return view, float(self._noise.log_likelihood(left, v)) - float(view.penalty())
 
     def _slopes(self, view: LowRankView, v: float) -> Tensor:
         """(N, q, 1 + q + s) of the coefficients, in units of the noise, by what is applied to 1, components, noise."""
-        inputs = torch.cat((self._inputs, view.noise(len(self._records)).double()), dim=1)
-        slopes = self._residuals.slopes(view(nn.Identity(), self._records), view.basis, inputs, self._even)
+        inputs = torch.cat((self._inputs, view.noise(len(self._features)).double()), dim=1)
+        slopes = self._residuals.slopes(view(nn.Identity(), self._features), view.basis, inputs, self._even)
         return self._noise.scaled(slopes.flatten(1), v).reshape(slopes.shape)
 
     def _ridge_solution(self) -> Tensor:
@@ -192,7 +207,7 @@ class _Search(ViewSearch[LowRankView]):
         slopes, q = self._slopes(self._start, 0.0), len(self._start.move)
         widths = torch.full((1 + q,), math.sqrt(_SIZE / q)).to(slopes)
         widths[0] = _MOVE
-        target = self._noise.scaled(self.left(self._start), 0.0)
+        target = self._noise.scaled(self._left(self._start), 0.0)
         model = LinearModel((slopes * widths).flatten(1), target, (q + q * q,))
         return model.under((1.0,)).mean.reshape(q, 1 + q) * widths
 
@@ -220,7 +235,7 @@ class _Search(ViewSearch[LowRankView]):
             slopes[:, :, 1 + q :].flatten(1),
         )
         jacobian = torch.cat(parts, dim=1) * self._each(view)
-        target = self._noise.scaled(self.left(view), v) + jacobian @ self._values(view)
+        target = self._noise.scaled(self._left(view), v) + jacobian @ self._values(view)
         return LinearModel(jacobian, target, _groups(view))
 
     def _each(self, view: LowRankView) -> Tensor:
@@ -247,7 +262,7 @@ class _Search(ViewSearch[LowRankView]):
             step = model.under(factors).mean - at
 
             moved = partial(self._moved, view, factors, at, step)
-            other, gained = shortened(partial(self.energy, v=v), self.energy(moved(0.0), v), moved, _SHARES)
+            other, gained = shortened(partial(self._energy, v=v), self._energy(moved(0.0), v), moved, _SHARES)
             view = other or view
             changed = model.better_factors(factors, self._values(view)).clamp(_NARROWEST, _WIDEST)
             settled = float((changed / factors).log().abs().max()) < _CLOSE

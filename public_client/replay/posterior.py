@@ -14,7 +14,6 @@ from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.linear_evidence import LinearModel, Widths
 from dpswd.public_client.replay.class_frequencies import FrequencyModel
-from dpswd.public_client.replay.columns import MOST_COLUMNS, ColumnView, column_view, find_units
 from dpswd.public_client.replay.low_rank import LowRankView, find_low_rank, low_rank_view
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import Evidence
@@ -123,12 +122,7 @@ class Posterior:
             bar: told of each of at most `VIEW_STEPS` steps.
         """
         judging = self._source.part(self._shuffled[: _JUDGED // 2])
-        columns = given if isinstance(given, ColumnView) else self._columns() if given is None else None
-        if columns is not None and not alone_fits:
-            units = self.ranks.share(lambda: find_units(columns, self._extractor, judging, self._residuals))
-            if bool(units.log_gain.any()):
-                yield Explained(units, self.judged(units), f"other units of columns ({units}) explain")
-        searched = not alone_fits and not isinstance(identity, ColumnView | LowRankView)
+        searched = not alone_fits and not isinstance(identity, LowRankView)
         if searched and (not isinstance(identity, FeatureView) or self._learn_widths(identity)):
             yield self._best_view(identity, learning_rate, bar)
         if isinstance(given, LowRankView) or (given is None and isinstance(identity, FeatureView)):
@@ -138,13 +132,6 @@ class Posterior:
             view = find_low_rank(begun, seen, self._residuals, self.ranks)
             statement = f"features that moved along few directions ({view}) explain"
             yield Explained(view, self.judged(view), statement)
-
-    def _columns(self) -> ColumnView | None:
-        """The identity in units of columns, for records that have few of them and are no words."""
-        records = self._source.images
-        if any(isinstance(module, nn.Embedding) for module in self._extractor.modules()):
-            return None
-        return column_view(records) if records.dim() == 2 and records.shape[1] <= MOST_COLUMNS else None
 
     def _learn_widths(self, view: FeatureView) -> bool:
         """Sets the widths of the view's priors to the most probable ones.

@@ -83,13 +83,6 @@ class View(nn.Module):
         """What it does to the source's records, for people: "turned by 20 degrees, paler"."""
         return "seen through another device"
 
-    def undone(self) -> nn.Module | None:
-        """What makes the target's records look like the source's, to stand before the source-trained extractor.
-
-        None where it cannot be undone; then the models are tuned on what is seen.
-        """
-        return None
-
     def check(self, records: Tensor, features: Tensor) -> None:
         """Told of source records (m, ...) and their features (m, d) before a release is paid for.
 

@@ -29,7 +29,7 @@ def save_adapted(
     """Writes both modules to one file.
 
     Args:
-        path: the file.
+        path: the file; a folder that is missing is made.
         extractor: records to features.
         classifier: features to scores.
         record_shape: of one record.
@@ -40,6 +40,7 @@ def save_adapted(
     Raises:
         ExtractorUnsupported: the classifier uses something outside the closed vocabulary.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     graph = trace(extractor, record_shape)
     head = trace(classifier, (graph.feature_dimension,))
     write_adapted(

@@ -5,15 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights, root_up
-
-
-def record_norm(weights: Weights) -> float:
-    """The largest norm of one record's vector, rounded up: what adding or removing one record moves the sum by.
-
-    Curators price replacements, where n is public; this is for comparisons with work that prices additions.
-    """
-    return root_up((1.0 - weights.overlap) * (1.0 + weights.count * weights.count) + weights.moment * weights.moment)
+from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 
 
 def free_count(weights: Weights) -> float:

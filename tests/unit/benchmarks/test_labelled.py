@@ -18,11 +18,10 @@ from benchmarks import (
     optimal_transport,
     records,
 )
-from benchmarks.labelled import ADD, REPLACE, Site, SizeFacts, declaration_of, released
+from benchmarks.labelled import ADD, REPLACE, Site, SizeFacts, declaration_of, record_norm, released
 from benchmarks.labelled_hearts import Clinical, textbook
 from dpswd.public_client.extractor.tracing import trace
 from dpswd.public_client.methods.statistics import Statistics
-from dpswd.shared.models.free_weights import record_norm
 
 PAGE = Path(__file__).parents[3] / "docs" / "ml-team" / "labelled.md"
 

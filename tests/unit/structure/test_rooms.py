@@ -30,28 +30,28 @@ BUDGETS = {
     "private_curator/storage": 1_355,
     "private_curator/watching": 42,
     "public_client/*.py": 353,
-    "public_client/adaptation": 1_242,
+    "public_client/adaptation": 1_244,
     "public_client/cli": 1_727,
     "public_client/curator": 2_002,
-    "public_client/data": 1_191,
+    "public_client/data": 1_199,
     "public_client/evidence": 601,
     "public_client/experiments": 1_609,
     "public_client/extractor": 2_698,
     "public_client/generation": 2_501,
-    "public_client/ladder": 1_476,
-    "public_client/methods": 2_119,
+    "public_client/ladder": 1_482,
+    "public_client/methods": 2_097,
     "public_client/models": 1_396,
-    "public_client/normalisation": 1_093,
+    "public_client/normalisation": 1_180,
     "public_client/plans": 1_020,
-    "public_client/recalibration": 672,
-    "public_client/replay": 3_786,
+    "public_client/recalibration": 671,
+    "public_client/replay": 3_503,
     "public_client/testing": 1_332,
-    "public_client/training": 1_371,
+    "public_client/training": 1_372,
     "public_client/watching": 196,
     "shared/*.py": 705,
     "shared/accounting": 2_924,
     "shared/books": 382,
-    "shared/models": 561,
+    "shared/models": 553,
     "shared/protocol": 732,
     "shared/records": 635,
     "shared/watching": 119,
@@ -89,3 +89,8 @@ def test_a_room_has_no_more_lines_than_before(room):
     lines = sum(map(lines_of, ROOMS.get(room, [])))
     assert lines <= BUDGETS[room], f"{room} has {lines} lines, and may have {BUDGETS[room]}: say less, or move it out"
     assert lines > BUDGETS[room] - 100, f"{room} has {lines} lines: lower its budget"
+
+
+def test_the_house_and_its_annexes_are_no_larger_than_promised():
+    assert sum(lines for room, lines in BUDGETS.items() if room != "annexes") <= 50_000
+    assert BUDGETS["annexes"] <= 10_000

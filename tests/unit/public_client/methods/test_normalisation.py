@@ -86,6 +86,33 @@ def test_columns_that_lie_elsewhere_are_put_back_beside_any_frequencies(trained,
     np.testing.assert_allclose(verdict.columns.offset * spreads, offset, atol=0.7)
 
 
+@pytest.mark.parametrize("shares", [None, (7.0, 1.0, 1.0, 1.0)])
+def test_columns_in_other_units_are_named_and_put_back(trained, shares):
+    """Pounds for kilograms and Fahrenheit for Celsius, of columns that lie away from zero, behind an MLP."""
+    units, zeros = torch.tensor([2.2, 1.0, 1.0, 1.8, 1.0, 1.0]), torch.tensor([0.0, 0.0, 0.0, 3.0, 0.0, 0.0])
+    away = torch.tensor([6.0, 0.0, 0.0, 4.0, 0.0, 0.0])
+
+    def there(seed):
+        data = _data(3000, seed, shares)
+        return replace(data, images=(data.images + away) * units + zeros - away)
+
+    adaptation = _fitted(trained, _curator(there(3)), asks="first", epsilon=1.0)
+    assert adaptation.reports[0]["outcome"] == "adapted"
+    assert "column 0 by " in adaptation.reports[0]["finding"]
+    assert "column 3 by " in adaptation.reports[0]["finding"]
+    before = float((trained[1](trained[0](there(4).images)).argmax(1) == there(4).labels).float().mean())
+    assert before < 0.75
+    assert _accuracy(adaptation, there(4)) > 0.7
+
+
+def test_a_column_of_one_value_is_in_no_unit(trained):
+    """A factor near 0 would explain it, and undoing that would blow up nothing but noise."""
+    data = _data(3000, 4)
+    data.images[:, 0] = 0.0
+    before = float((trained[1](trained[0](data.images)).argmax(1) == data.labels).float().mean())
+    assert _accuracy(_fitted(trained, _curator(data), asks="first"), data) > before - 0.01
+
+
 def test_columns_whose_return_is_not_expected_to_help_stay(trained, monkeypatch):
     monkeypatch.setattr(columns.Columns, "_better", lambda *_: -0.01)
     moved = replace(_data(3000, 3), images=_data(3000, 3).images + 2.0)

@@ -71,11 +71,10 @@ def losses(model, shares, **site):
     return loss_of(before, labels), loss_of(model.predict_proba(images, **site).double(), labels)
 
 
-@pytest.mark.parametrize("learns", ["all", "biases"])
-def test_other_frequencies_of_classes_move_the_biases_at_the_asked_price(tmp_path, learns):
+def test_other_frequencies_of_classes_move_the_biases_at_the_asked_price(tmp_path):
     shares = (0.8, 0.15, 0.05)
     with hospital(*made(3000, 0, shares=shares)) as where:
-        plan = where.plan(Recalibrate(learns=learns), epsilon=1.0, extractor=nn.Identity(), classifier=bayes())
+        plan = where.plan(Recalibrate(), epsilon=1.0, extractor=nn.Identity(), classifier=bayes())
         assert plan.admitted
         assert "counts of 3 classes" in str(plan)
         model = adapted(where, plan)
@@ -120,7 +119,7 @@ def test_scores_that_stand_for_other_frequencies_are_not_corrected_twice():
         classifier.bias += torch.from_numpy(np.log(shares)).float()
     records, labels = made(2000, 9)
     features = torch.from_numpy(records)
-    public = public_of(fitted(classifier, features, components=4, slopes=True), features, labels)
+    public = public_of(fitted(classifier, features, components=4), features, labels)
     np.testing.assert_allclose(public.shares, shares, atol=0.05)
 
 
@@ -220,7 +219,5 @@ def test_the_page_s_block_runs(capsys):
 
 
 def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(InvalidValue, match="learns is 'shares'; allowed: all, biases"):
-        Recalibrate(learns="shares")
     with pytest.raises(InvalidValue, match="components"):
         Recalibrate(components=0)

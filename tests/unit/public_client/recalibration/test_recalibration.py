@@ -190,7 +190,7 @@ def test_a_curvature_without_noise_is_the_hospitals_and_one_that_drowns_the_sour
 @pytest.mark.parametrize("classifier", [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Tanh())])
 def test_the_corrected_classifier_adds_the_correction_to_its_scores(classifier):
     features = torch.randn(200, 6, generator=torch.Generator().manual_seed(1))
-    basis = fitted(classifier, features, components=4, slopes=True)
+    basis = fitted(classifier, features, components=4)
     with torch.no_grad():
         outputs = basis(features).double()
         correction = np.random.default_rng(2).normal(size=(3, outputs.shape[1] - 3 + 1))
@@ -203,7 +203,6 @@ def test_the_corrected_classifier_adds_the_correction_to_its_scores(classifier):
 
 def test_scores_alone_have_no_head():
     scores = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
-    assert fitted(nn.Identity(), scores, components=4, slopes=True).axes is None
-    assert fitted(nn.Identity(), scores, components=4, slopes=False).slopes is None
+    assert fitted(nn.Identity(), scores, components=4).axes is None
     many = torch.randn(50, 21)
-    assert fitted(nn.Identity(), many, components=4, slopes=True).slopes is None
+    assert fitted(nn.Identity(), many, components=4).slopes is None

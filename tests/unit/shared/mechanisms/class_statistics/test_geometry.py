@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from benchmarks.labelled import record_norm
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
-from dpswd.shared.models.free_weights import free_count, free_moment_weight, record_norm
+from dpswd.shared.models.free_weights import free_count, free_moment_weight
 
 FREE = math.sqrt(0.5)
 WEIGHTS = [
