@@ -11,7 +11,6 @@ The order of lines in a receipt file means nothing, nor do repeated lines: each 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -313,10 +312,10 @@ class _OwnBooks:
 
 def _grows(text: object) -> bool:
     try:
-        price = Price.from_json(str(text))
+        Price.from_json(str(text))
     except InvalidValue:
         return False
-    return all(value >= 0.0 and not math.isnan(value) for value in (*price.renyi, price.infinity, price.run_delta))
+    return True
 
 
 def _unreceipted(shown: Sequence[SignedEntry], receipts: Sequence[SignedEntry]) -> list[Finding]:

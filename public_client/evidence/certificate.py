@@ -128,12 +128,12 @@ def disagreements(certificate: Mapping[str, Any], again: Mapping[str, Any]) -> I
     """
     ours = {**again, **{name: certificate.get(name) for name in ("gain", "software", "audited", SIGNED)}}
     differing = [name for name in {**ours, **certificate} if ours.get(name) != certificate.get(name)]
-    claims = {each["run"]: each["epsilon_alone"] for each in again["releases"]}
-    claims[None] = again["privacy"]["epsilon"]  # of the file, which no run is named for
+    claims, whole = {each["run"]: each["epsilon_alone"] for each in again["releases"]}, again["privacy"]["epsilon"]
     audit = [] if ours["audited"] == NOT_AUDITED else ours["audited"]
     try:
         differing += [] if set(ours["software"]) == set(again["software"]) else ["software"]
-        sound = not any(row["claim"] != claims[row.get("run")] or row.get("refuted") for row in audit)
+        said = [whole if "attack" in row else claims[row["run"]] for row in audit]
+        sound = said == [row["claim"] for row in audit] and not any(row.get("refuted") for row in audit)
     except (KeyError, TypeError, AttributeError):
         sound = False
     if differing:

@@ -97,10 +97,11 @@ class Columns:
         shown = np.concatenate([np.flatnonzero(self._labels == kind)[:each] for kind in reference.kinds])
         some = Columns(self._probed, self._records[torch.from_numpy(shown)], self._labels[shown])
         zeros = (place.center / place.spread).double().numpy()  # how far below the center a record's zero lies
+        sizes = [(math.expm1(log), log, 0.0) for size in _FACTORS for log in (size, -size)]
+        sizes += [(0.0, 0.0, offset) for size in _OFFSETS for offset in (size, -size)]
         tried = [
-            (column, math.expm1(log) * zeros[column], log) for column in range(len(zeros)) for log in _both(_FACTORS)
+            (column, by * zeros[column] + offset, log) for column in range(len(zeros)) for by, log, offset in sizes
         ]
-        tried += [(column, offset, 0.0) for column in range(len(zeros)) for offset in _both(_OFFSETS)]
 
         def nats(moves: Values) -> float:
             classes, none = some._class_means(moves.reshape(-1), reference), np.zeros((len(reference.center), 0))
@@ -193,10 +194,6 @@ def _cut(law: Normal, simplex: Simplex, at: slice) -> tuple[Values, Values]:
     more, means[free] = simplex.cut(means[free], law.covariance.numpy()[free], at, [widths[one] for one in free])
     logs[free] += more
     return logs, means
-
-
-def _both(sizes: tuple[float, ...]) -> list[float]:
-    return [sign * size for size in sizes for sign in (1.0, -1.0)]
 
 
 def _shares(reference: Reference, changes: Values) -> Values:

@@ -1,8 +1,8 @@
 """The least epsilon for what is wanted: what sites of such data needed, from stored results (`benchmarks.wishes`).
 
-A site reached a want if its run did that tells most. At what epsilon is estimated by maximum likelihood: with
-probability p a site reaches the want from x = log(n^a epsilon) on, x ~ N(m, s^2), else never; a run says the opposite
-with probability r. The answer is exp(m) / n^a.
+A site reached a want if its run did that tells most. At what epsilon is estimated by likelihood: with probability p
+a site reaches the want from x = log(n^a epsilon) on, x ~ N(m, s^2), else never; a run says the opposite with
+probability r. The answer is exp(m) / n^a, of the likeliest a, and m averaged over p, r, s and itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
+from scipy import special
 
 from dpswd.shared.core.errors import InvalidValue
 
@@ -122,7 +123,7 @@ def least_epsilon(want: str, records: int, sites: Sequence[Site]) -> Answer:
 
 @functools.lru_cache(maxsize=8)
 def _estimated(want: str, sites: tuple[Site, ...]) -> tuple[float, float]:
-    """The likeliest a and m."""
+    """The likeliest a, and the mean of m."""
     n, epsilons = np.array([run[:2] for site in sites for run in site.runs], dtype=np.float64).T[..., None]
     reached = np.array([each for site in sites for each in site.reached(want)])[:, None]
     first, best = np.cumsum([0, *(len(site.runs) for site in sites[:-1])]), (-math.inf, 0.0, 0.0)
@@ -133,11 +134,10 @@ def _estimated(want: str, sites: tuple[Site, ...]) -> tuple[float, float]:
         law = np.exp(-0.5 * ((places - middles) / spreads) ** 2)
         law = np.concatenate([law * (shares / law.sum(axis=1, keepdims=True)), 1.0 - shares], axis=1)
         as_said = np.concatenate([x >= places - 1e-9, np.zeros_like(reached)], axis=1) == reached  # the last: never
-        for error in _ERRORS:
-            logs = np.add.reduceat(np.where(as_said, math.log(1.0 - error), math.log(error)), first, axis=0)
-            likelihoods = np.log(np.exp(logs) @ law.T).sum(axis=0)
-            at = int(likelihoods.argmax())
-            best = max(best, (float(likelihoods[at]), power, float(middles[at, 0])))
+        logs = [np.where(as_said, math.log(1.0 - error), math.log(error)) for error in _ERRORS]
+        tried = [np.log(np.exp(np.add.reduceat(each, first, axis=0)) @ law.T).sum(axis=0) for each in logs]
+        chances = special.softmax(likelihoods := np.array(tried))
+        best = max(best, (float(special.logsumexp(likelihoods)), power, float((chances @ middles).sum())))
     return best[1:]
 
 

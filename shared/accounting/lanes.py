@@ -12,7 +12,7 @@ The choice depends on public values only, and is made before anything was releas
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpswd.shared.accounting.calibration import WHOLE_SHARE
 from dpswd.shared.core.privacy.filter import MAX_ORDER
@@ -21,6 +21,8 @@ _BALANCED_CENTRE = 0.62
 
 CAUTIOUS, ALL = 0.97, WHOLE_SHARE
 """Shares of delta that the one-order and one-run layouts give to their lane."""
+
+_GAUSSIAN = 0.5  # to the lane of Gaussian runs, where the first is one: 3% more noise than all of delta, for others too
 
 _WEIGHT_SUM = 1.0 - 1e-12
 """The shares' sum stays this much below 1, so that rounding cannot lift it above."""
@@ -33,10 +35,12 @@ class Layout:
     Attributes:
         shares: w_alpha, one for each order of the filter; 0 closes a lane.
         infinity_share: at which the lane of infinity prices a committed run; 0: it does not admit runs.
+        gaussian_share: of the lane of Gaussian releases.
     """
 
     shares: tuple[float, ...]
     infinity_share: float
+    gaussian_share: float = 0.0
 
 
 def orders_for(epsilon: float, delta: float, also: float) -> tuple[float, ...]:
@@ -60,13 +64,14 @@ def orders_for(epsilon: float, delta: float, also: float) -> tuple[float, ...]:
     return tuple(sorted({*orders, also}))
 
 
-def balanced(count: int, centre: int) -> Layout:
+def balanced(count: int, centre: int, *, gaussian: bool = False) -> Layout:
     """Most of delta on one order, the rest on the others, halved with every two orders of distance."""
     rest = 1.0 - _BALANCED_CENTRE
     raw = [0.5 ** (abs(index - centre) / 2.0) + 1e-3 if index != centre else 0.0 for index in range(count)]
     shares = [rest * value / math.fsum(raw) for value in raw]
     shares[centre] = _BALANCED_CENTRE
-    return _layout(shares, 0.0)
+    lane = _GAUSSIAN * gaussian
+    return replace(_layout([(1.0 - lane) * share for share in shares], 0.0), gaussian_share=lane)
 
 
 def one_order(count: int, centre: int, share: float) -> Layout:

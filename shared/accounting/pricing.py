@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dpswd.shared.accounting import calibration, costs, lanes
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import RunEvent, StepEvent
@@ -52,7 +54,8 @@ def filter_for(budget: PrivacyBudget, plan: RunEvent) -> PrivacyFilter:
     own = min(costs.best_order(plan, budget.delta), MAX_ORDER)
     orders = lanes.orders_for(budget.epsilon, budget.delta, own)
     count = len(orders)
-    balanced = _laid_out(budget, orders, lanes.balanced(count, _most_often(budget, orders, plan)))
+    centre, gaussian = _most_often(budget, orders, plan), math.isfinite(plan.step.gaussian_shift())
+    balanced = _laid_out(budget, orders, lanes.balanced(count, centre, gaussian=gaussian))
     if balanced.alone(balanced.price(plan)) <= budget.epsilon:
         return balanced
     centre = orders.index(own)
@@ -79,5 +82,5 @@ def _most_often(budget: PrivacyBudget, orders: tuple[float, ...], plan: RunEvent
 
 
 def _laid_out(budget: PrivacyBudget, orders: tuple[float, ...], layout: lanes.Layout) -> PrivacyFilter:
-    run_delta = layout.infinity_share * budget.delta
-    return PrivacyFilter(budget, orders, layout.shares, layout.infinity_share, run_delta, PRICING)
+    infinity, gaussian = layout.infinity_share, layout.gaussian_share
+    return PrivacyFilter(budget, orders, layout.shares, infinity, infinity * budget.delta, gaussian, PRICING)

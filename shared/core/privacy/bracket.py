@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, gammaln, logsumexp
 
 from dpswd.shared.core.errors import AccountantsDisagree, InvalidEvent
+from dpswd.shared.core.privacy.budget import Price
 from dpswd.shared.core.privacy.events import (
     BoundedSum,
     ClippedVector,
@@ -61,22 +62,14 @@ _DELTA_ROOM = 0.0025
 
 
 def hold(
-    event: RunEvent,
-    *,
-    orders: Sequence[float],
-    charged: Sequence[float],
-    infinity: float,
-    run_delta: float,
-    probe: Callable[[tuple[float, ...]], Sequence[float]],
+    event: RunEvent, orders: Sequence[float], price: Price, probe: Callable[[tuple[float, ...]], Sequence[float]]
 ) -> None:
     """Refuses a price that is below what the explicit pair of neighbours loses, or above Theorem 9.
 
     Args:
         event: what is charged.
         orders: of the filter's lanes.
-        charged: Renyi cost of the whole run at them.
-        infinity: epsilon in the lane of infinity; ``inf`` where that lane does not take the run.
-        run_delta: at which that epsilon was found.
+        price: of the whole run.
         probe: prices the same run at other orders. Asked at `sharp_orders`, where some bound is near the pair: a fault
             of one part in a hundred shows there whatever orders the filter has.
 
@@ -84,7 +77,7 @@ def hold(
         AccountantsDisagree: the charge is outside. Nothing was spent.
     """
     sharp = sharp_orders(event.step)
-    everything = [*zip(orders, charged, strict=True), *zip(sharp, probe(sharp), strict=True)]
+    everything = [*zip(orders, price.renyi, strict=True), *zip(sharp, probe(sharp), strict=True)]
     alpha, cost = np.array([order for order, _ in everything]), np.array([cost for _, cost in everything])
     lower, upper = (event.steps * bound(event.step, alpha) for bound in (lower_costs, upper_costs))
     for order, low, value, high in zip(alpha, lower, cost, upper, strict=True):
@@ -93,13 +86,26 @@ def hold(
                 f"at order {order:g} the run would be charged {value:.9g}; two neighbours lose {low:.9g} by it and "
                 f"Theorem 9 allows {high:.9g}, so the charge must lie between; the run is refused, tell the operator"
             )
-    if infinity <= LARGEST_COMPOSED:
-        delta = composed_delta(event.step, event.steps, infinity * (1.0 + _DELTA_ROOM))
-        if not delta <= run_delta:
+    needed = event.steps * _gaussian_shift(event.step)
+    if price.gaussian != needed and not abs(price.gaussian - needed) <= TOLERANCE * needed < math.inf:
+        raise AccountantsDisagree(
+            f"the run would be charged a squared shift of {price.gaussian:.9g}, two neighbours lie {needed:.9g} apart, "
+            "and these must be the same; the run is refused, tell the operator"
+        )
+    if price.infinity <= LARGEST_COMPOSED:
+        delta = composed_delta(event.step, event.steps, price.infinity * (1.0 + _DELTA_ROOM))
+        if not delta <= price.run_delta:
             raise AccountantsDisagree(
-                f"the run would be charged epsilon {infinity:.9g} at delta {run_delta:.3g}; composed anew it has delta "
-                f"{delta:.3g} there, which must not be larger; the run is refused, tell the operator"
+                f"the run would be charged epsilon {price.infinity:.9g} at delta {price.run_delta:.3g}; composed anew "
+                f"it has delta {delta:.3g} there, which must not be larger; the run is refused, tell the operator"
             )
+
+
+def _gaussian_shift(step: StepEvent) -> float:
+    """Squared shift of the pair where it is one number; else no step of a Gaussian lane, and ``inf``."""
+    shift = pair_shift(step)
+    fixed = step.batch == step.records and (shift.weight == 0.0 or shift.dimension == 1)
+    return shift.weight * shift.directions + shift.constant if fixed else math.inf
 
 
 def sharp_orders(step: StepEvent) -> tuple[float, ...]:

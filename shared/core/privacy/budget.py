@@ -18,6 +18,9 @@ MIN_DELTA, MAX_DELTA = 1e-300, 0.5
 """Below the first, logarithms of products leave float64's range; above the second a guarantee says little."""
 
 
+_PRICED = ("renyi", "infinity", "run_delta", "gaussian")
+
+
 def check_delta(delta: float) -> None:
     """Refuse a delta outside [1e-300, 0.5].
 
@@ -58,33 +61,24 @@ class Price:
         renyi: cost at each order of the filter.
         infinity: epsilon in the lane of infinity, ``inf`` if that lane does not take the event.
         run_delta: delta that goes with ``infinity`` in that lane only (a run priced by its PLD).
+        gaussian: squared shift of the whole run, in units of its noise's variance; ``inf`` if it is not Gaussian.
     """
 
     renyi: tuple[float, ...]
     infinity: float
     run_delta: float
+    gaussian: float
 
     def to_json(self) -> str:
         """Canonical JSON."""
-        return dump("price", renyi=self.renyi, infinity=self.infinity, run_delta=self.run_delta)
+        return dump("price", **{name: getattr(self, name) for name in _PRICED})
 
     @classmethod
     def from_json(cls, text: str) -> Price:
         """The inverse of ``to_json``; refuses anything else with InvalidValue."""
-        body = load(text, "price", ("renyi", "infinity", "run_delta"))
-        return cls(numbers(body, "renyi"), *(numbers(body, name)[0] for name in ("infinity", "run_delta")))
+        body = load(text, "price", _PRICED)
+        return cls(numbers(body, "renyi"), *(numbers(body, name)[0] for name in _PRICED[1:]))
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Sums of accepted prices, lane by lane.
-
-    Attributes:
-        renyi: sums of costs at each order of the filter.
-        infinity: sum of epsilons in the lane of infinity; ``inf`` once that lane is closed.
-        run_delta: sum of the runs' deltas while that lane was open.
-    """
-
-    renyi: tuple[float, ...]
-    infinity: float
-    run_delta: float
+class Spent(Price):
+    """Sums of accepted prices, lane by lane; the lane of infinity is ``inf`` once closed, with its deltas till then."""

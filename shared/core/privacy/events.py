@@ -266,6 +266,11 @@ class StepEvent:
         constant = sliced.constant + math.fsum(fixed_shift(part) for part in self.fixed_parts)
         return replace(sliced, constant=constant)
 
+    def gaussian_shift(self) -> float:
+        """Squared shift of a step that is Gaussian whatever its directions and sample are; ``inf`` of others."""
+        law = self.shift()
+        return law.largest if self.batch == self.records and law.is_constant else math.inf
+
 
 @dataclass(frozen=True)
 class RunEvent:

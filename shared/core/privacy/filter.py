@@ -1,13 +1,14 @@
 """The Renyi filter: admits or refuses adaptively chosen runs under one (epsilon, delta) for the whole session.
 
-Fixed before the first charge: orders alpha with shares w_alpha of delta, and a share f for the lane of infinity,
-sum w_alpha + f <= 1. After each accepted run the sums S_alpha of the Renyi costs grow, as do S_inf, the
-sum of the epsilons of the runs' PLD prices, and the sum of the deltas at which these were computed. A run is accepted
-iff afterwards
+Fixed before the first charge: orders alpha with shares w_alpha of delta, a share f for the lane of infinity and g for
+the Gaussian one, sum w_alpha + f + g <= 1. After each accepted run the sums S_alpha of the Renyi costs grow, as do
+S_inf, the sum of the epsilons of the runs' PLD prices, the sum of the deltas at which these were computed, and S_g, the
+sum of the squared shifts of Gaussian releases. A run is accepted iff afterwards
 
     deltas of runs in the lane of infinity  <=  f delta, and at least one lane holds:
         S_alpha <= epsilon - log(1 - 1/alpha) + (log(w_alpha delta) + log alpha) / (alpha - 1)     for some alpha, or
-        S_inf <= epsilon.
+        S_inf <= epsilon, or
+        Phi(m/2 - epsilon/m) - e^epsilon Phi(-m/2 - epsilon/m) <= g delta                          with m^2 = S_g.
 
 A run that the lane of infinity cannot take (its PLD price does not fit) closes that lane and leaves its delta unused.
 Then the whole session is (epsilon, delta)-differentially private against a client that chooses each run after
@@ -25,14 +26,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dpswd.shared.core.errors import BudgetExhausted, InvalidValue, RelationMismatch
-from dpswd.shared.core.privacy import bracket
+from dpswd.shared.core.privacy import bracket, gaussian
 from dpswd.shared.core.privacy.budget import Price, PrivacyBudget, Spent
 from dpswd.shared.core.privacy.events import MAX_STEPS, NeighbouringRelation, RunEvent, StepEvent
 from dpswd.shared.core.privacy.filter_json import dump, load, numbers
 
 MAX_ORDER = 4096.0
-"""Largest order of a new filter: enough for epsilon down to about log(1/delta)/2000; the lane of infinity serves below.
-"""
+"""Of a new filter: enough for epsilon down to about log(1/delta)/2000; the lane of infinity serves below."""
 
 WORTHLESS_EPSILON = 1000.0
 """Above it a run's Renyi price is left alone: a PLD of such shifts takes long, and nobody would run it."""
@@ -40,11 +40,9 @@ WORTHLESS_EPSILON = 1000.0
 MAX_CACHED_PRICES = 4096
 """Prices remembered by one filter; a client that varies its requests must not fill the memory."""
 
-_STORED = ("orders", "shares", "infinity_share", "run_delta")
-"""What the ledger stores of a filter besides its budget."""
+_STORED = ("orders", "shares", "infinity_share", "run_delta", "gaussian_share")  # besides the budget
 
-_INEXACT = 1e-12
-"""Relative margin by which a lane's limit is rounded down: many times float64's error in computing it."""
+_INEXACT = 1e-12  # relative margin by which a lane's limit is rounded down: many times float64's error in it
 
 
 class Pricing(Protocol):
@@ -73,6 +71,7 @@ class PrivacyFilter:
         shares: w_alpha for each order; 0 closes the lane.
         infinity_share: f.
         run_delta: delta at which the lane of infinity prices a committed run; 0: it takes no runs.
+        gaussian_share: g; 0: that lane is closed.
         pricing: what runs cost.
     """
 
@@ -81,7 +80,9 @@ class PrivacyFilter:
     shares: tuple[float, ...]
     infinity_share: float
     run_delta: float
+    gaussian_share: float
     pricing: Pricing = field(repr=False, compare=False)
+    _largest_shift: float = field(init=False, repr=False, compare=False)
     _share: float = field(init=False, repr=False, compare=False)
     _limits: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _prices: dict[RunEvent, Price] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -93,13 +94,16 @@ class PrivacyFilter:
             raise InvalidValue(f"orders must be above 1 and at most {2.0 * MAX_ORDER:g}")
         if any(low >= high for low, high in zip(self.orders, self.orders[1:], strict=False)):
             raise InvalidValue("orders must increase")
-        if not all(0.0 <= share < 1.0 for share in (*self.shares, self.infinity_share)):
+        others = self.infinity_share, self.gaussian_share
+        if not all(0.0 <= share < 1.0 for share in (*self.shares, *others)):
             raise InvalidValue("shares must be from 0 to below 1")
-        if math.fsum((*self.shares, self.infinity_share)) > 1.0:
+        if math.fsum((*self.shares, *others)) > 1.0:
             raise InvalidValue("shares add up to more than 1; the lanes together may use delta only once")
         if not 0.0 <= self.run_delta <= self.infinity_share * self.budget.delta:
             raise InvalidValue("run_delta must be from 0 to infinity_share times delta")
         object.__setattr__(self, "_share", self.infinity_share * self.budget.delta)
+        largest = gaussian.largest_shift(self.budget.epsilon, self.gaussian_share * self.budget.delta)
+        object.__setattr__(self, "_largest_shift", largest)
         object.__setattr__(self, "_limits", tuple(map(self.limit, self.orders, self.shares)))
 
     def limit(self, order: float, share: float) -> float:
@@ -158,7 +162,7 @@ class PrivacyFilter:
         priced = self.run_delta > 0.0 and min(renyi) <= WORTHLESS_EPSILON
         infinity = self.pricing.pld_epsilon(event, self.run_delta) if priced else math.inf  # the other lanes decide
         run_delta = self.run_delta if math.isfinite(infinity) else 0.0
-        return Price(renyi=renyi, infinity=infinity, run_delta=run_delta)
+        return Price(renyi, infinity, run_delta, gaussian=_up(event.steps * event.step.gaussian_shift()))
 
     def hold(self, event: RunEvent, price: Price) -> None:
         """Checks a price against an independent bracket (``bracket``), before it is admitted.
@@ -170,18 +174,11 @@ class PrivacyFilter:
         def probe(orders: tuple[float, ...]) -> tuple[float, ...]:
             return replace(self, orders=orders, shares=(0.0,) * len(orders), run_delta=0.0)._price(event).renyi
 
-        bracket.hold(
-            event,
-            orders=self.orders,
-            charged=price.renyi,
-            infinity=price.infinity,
-            run_delta=price.run_delta,
-            probe=probe,
-        )
+        bracket.hold(event, self.orders, price, probe)
 
     def zero(self) -> Spent:
         """Nothing spent."""
-        return Spent(renyi=(0.0,) * len(self.orders), infinity=0.0, run_delta=0.0)
+        return Spent(renyi=(0.0,) * len(self.orders), infinity=0.0, run_delta=0.0, gaussian=0.0)
 
     def admit(self, spent: Spent, price: Price) -> Spent:
         """What is spent after the charge. Nothing else happens; the caller stores it before any record is read.
@@ -214,11 +211,11 @@ class PrivacyFilter:
                 run_delta = with_run
             else:  # a run that this lane does not take must not use up delta for it
                 infinity = math.inf
-        return Spent(renyi=renyi, infinity=infinity, run_delta=run_delta)
+        return Spent(renyi, infinity, run_delta, gaussian=_sum_up(spent.gaussian, price.gaussian))
 
     def _holds(self, total: Spent) -> bool:
-        open_lane = total.infinity <= self.budget.epsilon or any(map(operator.le, total.renyi, self._limits))
-        return open_lane and total.run_delta <= self._share
+        open_lane = total.infinity <= self.budget.epsilon or total.gaussian <= self._largest_shift
+        return (open_lane or any(map(operator.le, total.renyi, self._limits))) and total.run_delta <= self._share
 
     def epsilon(self, spent: Spent) -> float:
         """The smallest epsilon that the lanes certify for these sums, at the budget's delta: information.
@@ -229,7 +226,8 @@ class PrivacyFilter:
         if spent.run_delta > self._share:
             return math.inf
         excess = min([a - b for a, b in zip(spent.renyi, self._limits, strict=True)])
-        return min(max(0.0, self.budget.epsilon + excess), spent.infinity)
+        gaussian_lane = gaussian.epsilon(spent.gaussian, self.gaussian_share * self.budget.delta)
+        return min(max(0.0, self.budget.epsilon + excess), spent.infinity, gaussian_lane)
 
     def fits(self, spent: Spent, event: RunEvent) -> int:
         """The largest number of steps like those of ``event`` that would be admitted as one run now.
@@ -238,25 +236,9 @@ class PrivacyFilter:
             spent: what is spent so far.
             event: a run; its own number of steps does not matter.
         """
-        costs = self.pricing.step_costs(event.step, self.orders, committed=True)
-        lanes_left = zip(self._limits, spent.renyi, costs, strict=True)
-        rooms = [(limit - used) / cost if cost > 0.0 else math.inf for limit, used, cost in lanes_left]
-        steps = int(min(max(0.0, *rooms), float(MAX_STEPS)))
-        if spent.run_delta > self._share:
-            return 0
-        while steps > 0 and not self._admits(spent, event, steps):  # the quotient may be rounded up by a step
-            steps -= 1
-        if self.run_delta > 0.0 and self._admits(spent, event, steps + 1):
-            steps = self._fits_one_run(spent, event, steps + 1)
-        return steps
-
-    def _fits_one_run(self, spent: Spent, event: RunEvent, low: int) -> int:
-        """Bisection on the number of steps in the lane of infinity; ``low`` fits."""
-        high = low
-        while high < MAX_STEPS and self._admits(spent, event, high):
-            low, high = high, min(2 * high, MAX_STEPS)
-        if self._admits(spent, event, high):
-            return high
+        low, high = 0, 1
+        while self._admits(spent, event, high):
+            low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._admits(spent, event, middle) else (low, middle)
@@ -283,7 +265,7 @@ class PrivacyFilter:
         except ValueError as error:
             raise InvalidValue(f"relation is {body['relation']!r}, which this accountant does not know") from error
         budget = PrivacyBudget(numbers(body, "epsilon")[0], numbers(body, "delta")[0], relation)
-        shares = {name: numbers(body, name)[0] for name in ("infinity_share", "run_delta")}
+        shares = {name: numbers(body, name)[0] for name in _STORED[2:]}
         return cls(budget, numbers(body, "orders"), numbers(body, "shares"), **shares, pricing=pricing)
 
 

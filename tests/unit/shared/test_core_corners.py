@@ -52,8 +52,8 @@ SUMS = SumsDeclaration(1.0, ("weight",))
 
 
 def filter_of(**changes):
-    values = {"orders": (2.0, 4.0), "shares": (0.5, 0.25), "infinity_share": 0.25, "run_delta": 0.0} | changes
-    return PrivacyFilter(BUDGET, pricing=PRICING, **values)
+    lanes = {"orders": (2.0, 4.0), "shares": (0.5, 0.25), "infinity_share": 0.25, "gaussian_share": 0.0}
+    return PrivacyFilter(BUDGET, pricing=PRICING, **lanes | {"run_delta": 0.0} | changes)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,8 @@ def filter_of(**changes):
         ({"shares": (1.0, 0.0), "infinity_share": 0.0}, "from 0 to below 1"),
         ({"infinity_share": -0.1}, "from 0 to below 1"),
         ({"infinity_share": 0.26}, "use delta only once"),
+        ({"gaussian_share": 0.01}, "use delta only once"),
+        ({"gaussian_share": -0.1}, "from 0 to below 1"),
         ({"run_delta": -1e-9}, "run_delta"),
         ({"run_delta": 0.26e-5}, "run_delta"),
     ],
@@ -93,7 +95,7 @@ def test_a_step_that_only_rounding_would_admit_does_not_fit():
         def pld_epsilon(self, run, delta):
             return float("inf")
 
-    privacy = PrivacyFilter(BUDGET, (20.0,), (0.5,), 0.0, 0.0, Thirds())
+    privacy = PrivacyFilter(BUDGET, (20.0,), (0.5,), 0.0, 0.0, 0.0, Thirds())
     assert privacy._limits[0] > 0.0
     step = StepEvent(100, 100, (RowProjections(8, 4, 2.0),))
     assert privacy.fits(privacy.zero(), RunEvent(step, steps=1)) == 2

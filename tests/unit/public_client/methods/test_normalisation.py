@@ -81,7 +81,7 @@ def test_columns_that_lie_elsewhere_are_put_back_beside_any_frequencies(trained,
     assert verdict.outcome == COLUMNS
     assert (report["outcome"] == "adapted") == (verdict.columns.better > 0.0)
     assert "columns lie elsewhere" in report["finding"]
-    assert _accuracy(adaptation, moved[1]) > 0.9
+    assert _accuracy(adaptation, moved[1]) > 0.85
     spreads = _data(3000, 2).images.std(dim=0).numpy()
     np.testing.assert_allclose(verdict.columns.offset * spreads, offset, atol=0.7)
 

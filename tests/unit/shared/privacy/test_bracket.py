@@ -83,6 +83,7 @@ def test_an_undercharge_in_the_lane_of_infinity_alone_is_refused(name: str, fact
         shares=(0.01, 0.01),
         infinity_share=0.97,
         run_delta=9.7e-6,
+        gaussian_share=0.0,
         pricing=PRICING,
     )
     hold_anew(filter_, event)

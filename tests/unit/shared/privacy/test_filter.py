@@ -196,6 +196,7 @@ def test_a_delta_that_runs_were_priced_at_is_stated() -> None:
         shares=(0.5,),
         infinity_share=0.5,
         run_delta=DELTA / 4,
+        gaussian_share=0.0,
         pricing=PRICING,
     )
     assert priced.with_budget(PrivacyBudget(1.0, DELTA / 2)).run_delta == DELTA / 4
@@ -250,13 +251,13 @@ def test_sums_of_a_filter_with_other_orders_are_refused() -> None:
 def test_an_order_outside_of_renyi_s_is_refused(order: float) -> None:
     budget = PrivacyBudget(1.0, DELTA)
     with pytest.raises(InvalidValue, match=rf"orders must be above 1 and at most {2.0 * MAX_ORDER:g}$"):
-        PrivacyFilter(budget, (order,), (0.5,), 0.0, 0.0, PRICING)
+        PrivacyFilter(budget, (order,), (0.5,), 0.0, 0.0, 0.0, PRICING)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 100.0])
 def test_a_lane_s_limit_is_rounded_down_by_more_than_its_arithmetic_can_err(epsilon: float) -> None:
     budget = PrivacyBudget(epsilon, 1e-30)
-    lane = PrivacyFilter(budget, (1.5,), (0.5,), 0.0, 0.0, PRICING)
+    lane = PrivacyFilter(budget, (1.5,), (0.5,), 0.0, 0.0, 0.0, PRICING)
     gain = (math.log(0.5e-30) + math.log(1.5)) / 0.5
     exact = epsilon - math.log1p(-1.0 / 1.5) + gain
     assert exact - lane.limit(1.5, 0.5) == pytest.approx(_INEXACT * (epsilon + abs(gain) + 1.0), rel=0.01)
@@ -268,11 +269,11 @@ def test_only_what_was_lost_is_rounded_up() -> None:
 
 
 def test_the_lane_of_infinity_admits_all_of_its_epsilon() -> None:
-    lane = PrivacyFilter(PrivacyBudget(1.0, DELTA), (2.0,), (0.0,), 0.9, 0.0, PRICING)
-    spent = lane.admit(lane.zero(), Price((1e9,), 1.0, 0.0))
+    lane = PrivacyFilter(PrivacyBudget(1.0, DELTA), (2.0,), (0.0,), 0.9, 0.0, 0.0, PRICING)
+    spent = lane.admit(lane.zero(), Price((1e9,), 1.0, 0.0, math.inf))
     assert lane.epsilon(spent) == 1.0
     with pytest.raises(BudgetExhausted):
-        lane.admit(spent, Price((0.0,), math.nextafter(0.0, 1.0), 0.0))
+        lane.admit(spent, Price((0.0,), math.nextafter(0.0, 1.0), 0.0, math.inf))
 
 
 FILTER = filter_for(PrivacyBudget(1.0, DELTA), plan=rows(60.0))
