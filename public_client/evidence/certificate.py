@@ -220,7 +220,7 @@ def _privacy(evidence: Evidence, description: Description) -> dict[str, Any]:
         "unit": "one record",
         "person": {"records_at_most": count, "epsilon": person[0], "delta": person[1]},
         "neighbours": relation.value,
-        "composition": "of all releases below, by Renyi filters",
+        "composition": "of all releases below, by filters of Renyi and Gaussian lanes",
     }
 
 

@@ -22,7 +22,7 @@ _BALANCED_CENTRE = 0.62
 CAUTIOUS, ALL = 0.97, WHOLE_SHARE
 """Shares of delta that the one-order and one-run layouts give to their lane."""
 
-_GAUSSIAN = 0.5  # to the lane of Gaussian runs, where the first is one: 3% more noise than all of delta, for others too
+_GAUSSIAN = 0.25  # to the lane of Gaussian runs, where the first is one: 8% more noise than all of delta; for others 1%
 
 _WEIGHT_SUM = 1.0 - 1e-12
 """The shares' sum stays this much below 1, so that rounding cannot lift it above."""

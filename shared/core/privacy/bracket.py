@@ -86,7 +86,8 @@ def hold(
                 f"at order {order:g} the run would be charged {value:.9g}; two neighbours lose {low:.9g} by it and "
                 f"Theorem 9 allows {high:.9g}, so the charge must lie between; the run is refused, tell the operator"
             )
-    needed = event.steps * _gaussian_shift(event.step)
+    pair, step = pair_shift(event.step), event.step  # without directions or a sample it lies one distance apart
+    needed = event.steps * pair.constant if step.batch == step.records and pair.weight == 0.0 else math.inf
     if price.gaussian != needed and not abs(price.gaussian - needed) <= TOLERANCE * needed < math.inf:
         raise AccountantsDisagree(
             f"the run would be charged a squared shift of {price.gaussian:.9g}, two neighbours lie {needed:.9g} apart, "
@@ -99,13 +100,6 @@ def hold(
                 f"the run would be charged epsilon {price.infinity:.9g} at delta {price.run_delta:.3g}; composed anew "
                 f"it has delta {delta:.3g} there, which must not be larger; the run is refused, tell the operator"
             )
-
-
-def _gaussian_shift(step: StepEvent) -> float:
-    """Squared shift of the pair where it is one number; else no step of a Gaussian lane, and ``inf``."""
-    shift = pair_shift(step)
-    fixed = step.batch == step.records and (shift.weight == 0.0 or shift.dimension == 1)
-    return shift.weight * shift.directions + shift.constant if fixed else math.inf
 
 
 def sharp_orders(step: StepEvent) -> tuple[float, ...]:

@@ -11,12 +11,9 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 from dpswd.shared.core.privacy.filter_json import dump, load, numbers
 
-MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4
-"""Budgets beyond which a guarantee is either unreachable or empty."""
-
+MIN_EPSILON, MAX_EPSILON = 1e-6, 1e4  # beyond which a guarantee is either unreachable or empty
 MIN_DELTA, MAX_DELTA = 1e-300, 0.5
 """Below the first, logarithms of products leave float64's range; above the second a guarantee says little."""
-
 
 _PRICED = ("renyi", "infinity", "run_delta", "gaussian")
 
@@ -54,20 +51,24 @@ class PrivacyBudget:
 
 
 @dataclass(frozen=True)
-class Price:
-    """What one event adds to the lanes of one filter. Rounded up.
+class _Lanes:
+    """What lanes of one filter hold. Rounded up.
 
     Attributes:
         renyi: cost at each order of the filter.
-        infinity: epsilon in the lane of infinity, ``inf`` if that lane does not take the event.
-        run_delta: delta that goes with ``infinity`` in that lane only (a run priced by its PLD).
-        gaussian: squared shift of the whole run, in units of its noise's variance; ``inf`` if it is not Gaussian.
+        infinity: epsilon in the lane of infinity, ``inf`` if that lane does not take it, or is closed.
+        run_delta: delta that goes with ``infinity`` in that lane only (runs priced by their PLD).
+        gaussian: squared shift of the whole, in units of its noise's variance; ``inf`` if it is not Gaussian.
     """
 
     renyi: tuple[float, ...]
     infinity: float
     run_delta: float
     gaussian: float
+
+
+class Price(_Lanes):
+    """What one event adds to the lanes of one filter."""
 
     def to_json(self) -> str:
         """Canonical JSON."""
@@ -80,5 +81,5 @@ class Price:
         return cls(numbers(body, "renyi"), *(numbers(body, name)[0] for name in _PRICED[1:]))
 
 
-class Spent(Price):
-    """Sums of accepted prices, lane by lane; the lane of infinity is ``inf`` once closed, with its deltas till then."""
+class Spent(_Lanes):
+    """Sums of accepted prices, lane by lane."""

@@ -267,9 +267,8 @@ class StepEvent:
         return replace(sliced, constant=constant)
 
     def gaussian_shift(self) -> float:
-        """Squared shift of a step that is Gaussian whatever its directions and sample are; ``inf`` of others."""
-        law = self.shift()
-        return law.largest if self.batch == self.records and law.is_constant else math.inf
+        """Squared shift of a step at the full batch without random directions, which is Gaussian; ``inf`` of others."""
+        return self.shift().constant if self.batch == self.records and self.sliced_part is None else math.inf
 
 
 @dataclass(frozen=True)

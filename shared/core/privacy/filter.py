@@ -236,7 +236,13 @@ class PrivacyFilter:
             spent: what is spent so far.
             event: a run; its own number of steps does not matter.
         """
-        low, high = 0, 1
+        costs = self.pricing.step_costs(event.step, self.orders, committed=True)
+        lanes = [*zip(self._limits, spent.renyi, costs, strict=True)]
+        lanes.append((self._largest_shift, spent.gaussian, event.step.gaussian_shift()))
+        rooms = [(limit - used) / max(cost, 1e-300) for limit, used, cost in lanes if used < limit]
+        # The quotient may be rounded up; one step alone may be dearer than two, and the lane of infinity admit more.
+        low = max(0, int(min([MAX_STEPS, max([0.0, *rooms])])) - 2) if spent.run_delta <= self._share else 0
+        high = low + 2
         while self._admits(spent, event, high):
             low, high = high, 2 * high
         while high - low > 1:

@@ -1,17 +1,19 @@
 """Canonical JSON of filters, prices and sums: sorted keys, no spaces, infinity as null, NaN refused.
 
-**What must never change.** A text of version 1 is read to the same value for ever.
+**What must never change.** A text of version 2 is read to the same value for ever.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 from dpswd.shared.core.errors import InvalidValue
 
-VERSION = 1
+VERSION = 2
+_LARGEST = sys.float_info.max
 MAX_TEXT_LENGTH = 100_000
 """Characters; a filter with some fifty orders needs a few thousand."""
 
@@ -51,10 +53,10 @@ def numbers(body: dict[str, Any], name: str) -> tuple[float, ...]:
     """
     value = body[name]
     decoded = []
-    for item in value if isinstance(value, list) else [value]:
+    for item in value if isinstance(value, list) and value else [value]:
         if item is None:
             decoded.append(math.inf)
-        elif isinstance(item, bool) or not isinstance(item, (int, float)) or not 0.0 <= item < math.inf:
+        elif isinstance(item, bool) or not isinstance(item, (int, float)) or not 0.0 <= item <= _LARGEST:
             raise InvalidValue(f"{name} holds {item!r}; numbers must be finite and not negative, or null for infinity")
         else:
             decoded.append(float(item))

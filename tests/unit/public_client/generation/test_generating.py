@@ -111,7 +111,7 @@ def test_the_command_plans_rehearses_and_draws(tmp_path):
         assert held["y"].shape == (40,)
     more = run(main, ["generate", "--from", str(out), "--rows", "9", "--records", str(tmp_path / "more.npz")])
     assert more.exit_code == 0, more.output
-    head = "You have a generator of records like mock's; what is drawn from it costs nothing more.\nepsilon 0.9978 at "
+    head = "You have a generator of records like mock's; what is drawn from it costs nothing more.\nepsilon 0.99"
     assert more.output.startswith(head)
     for wrong in (["--rows", "3"], ["--out", str(out)], []):
         refused = run(main, [*words, *wrong])

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import logsumexp
+from scipy.stats import norm
 
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.accounting.pricing import PRICING, filter_for, filter_from_json
@@ -78,6 +79,11 @@ def certified(privacy: PrivacyFilter, spent: Spent) -> bool:
             gain = (math.log(weight) + math.log(budget.delta) + math.log(order)) / (order - 1)
             if used <= budget.epsilon - math.log1p(-1 / order) + gain:
                 return True
+    if privacy.gaussian_share and math.isfinite(spent.gaussian):
+        m, epsilon = math.sqrt(spent.gaussian), budget.epsilon
+        lost = norm.cdf(m / 2 - epsilon / m) - math.exp(epsilon) * norm.cdf(-m / 2 - epsilon / m)
+        if lost <= privacy.gaussian_share * budget.delta:
+            return True
     return spent.infinity <= budget.epsilon
 
 
@@ -86,6 +92,7 @@ EVENTS = [
     rows(6.0, 50),
     joint(1.0, 20),
     full(40.0, 1),
+    RunEvent(StepEvent(500, 500, (SanitizedGradient(30, 1.0, 9.0, 9.0 / 2048),)), 3),
 ]
 
 
@@ -100,10 +107,10 @@ def test_sums_are_rounded_up_and_only_certified_totals_are_admitted(
     session: list[RunEvent], epsilon: float, plan: RunEvent
 ) -> None:
     privacy = filter_for(PrivacyBudget(epsilon, DELTA), plan=plan)
-    assert sum(map(Fraction, privacy.shares), Fraction(privacy.infinity_share)) <= 1
+    assert sum(map(Fraction, (*privacy.shares, privacy.infinity_share, privacy.gaussian_share))) <= 1
     spent = privacy.zero()
     exact = [Fraction(0)] * len(privacy.orders)
-    last = 0.0
+    last, closed = 0.0, False
     for event in session:
         price = privacy.price(event)
         assert privacy.price(event) == filter_from_json(privacy.to_json()).price(event)
@@ -114,6 +121,8 @@ def test_sums_are_rounded_up_and_only_certified_totals_are_admitted(
         exact = [total + Fraction(part) for total, part in zip(exact, price.renyi, strict=True)]
         assert all(Fraction(used) >= total for used, total in zip(spent.renyi, exact, strict=True))
         assert certified(privacy, spent)
+        closed = privacy.price(event).gaussian == math.inf or closed
+        assert (spent.gaussian == math.inf) == closed
         assert last <= privacy.epsilon(spent) <= epsilon * (1 + 1e-12)
         last = privacy.epsilon(spent)
         assert Price.from_json(price.to_json()) == price
@@ -285,7 +294,7 @@ FILTER = filter_for(PrivacyBudget(1.0, DELTA), plan=rows(60.0))
         ("", "not JSON"),
         ("[]", "not a filter"),
         (FILTER.price(rows(6.0)).to_json(), "not a filter"),
-        (FILTER.to_json().replace('"version":1', '"version":2'), "version"),
+        (FILTER.to_json().replace('"version":2', '"version":1'), "version"),
         (FILTER.to_json().replace('"epsilon":1.0', '"epsilon":1.0,"more":2'), "fields"),
         (FILTER.to_json().replace('"epsilon":1.0', '"epsilon":-1.0'), "epsilon"),
         (FILTER.to_json().replace('"epsilon":1.0', '"epsilon":NaN'), "epsilon"),
