@@ -32,6 +32,13 @@ RESULTS = Path(__file__).parent / "results" / "moved_columns.json"
 SEEDS, RECORDS, EPSILON, DELTA = range(40, 46), 3000, 1.0, 1e-6
 OFFSETS = tuple(itertools.product(("one", "all", "up"), (0.3, 0.6, 1.0), ("even", "first", "last")))
 UNITS = tuple(itertools.product(("x 2.2", "/ 2.5", "x 1.8 + 32", "/ 18", "two"), (0.0,), ("even", "first")))
+KINDS = {
+    "one elsewhere": ("one",),
+    "all elsewhere": ("all", "up"),
+    "one in other units": ("x 2.2", "/ 2.5", "x 1.8 + 32", "/ 18"),
+    "two in other units": ("two",),
+}
+"""Rows of the table: shifts."""
 _CLASSES, _COLUMNS = (2, 4, 3), (6, 5, 8)
 _FAHRENHEIT = 3.0  # deviations of a column, that 32 degrees are
 
@@ -134,12 +141,14 @@ def summary(runs: Sequence[records.Row]) -> dict[str, Any]:
 
 
 def lines(figures: dict[str, Any]) -> Iterator[str]:
-    """The summary as a table."""
-    yield "| columns, frequencies | source | delivered | not moved | runs | lost over 2 | worst |"
-    yield "|---|---|---|---|---|---|---|"
-    for name, own in figures.items():
-        means = " | ".join(f"{own[kind]:.1f}" for kind in ("source", "delivered", "unmoved"))
-        yield f"| {name} | {means} | {own['runs']} | {own['lost']} | {own['worst']:+.1f} |"
+    """The summary as a table, whatever the frequencies."""
+    yield "| columns | source | delivered | not moved | runs | lost over 2 |"
+    yield "|---|---|---|---|---|---|"
+    for name, shifts in KINDS.items():
+        own = [each for key, each in figures.items() if key.rpartition(" ")[0] in shifts]
+        runs = sum(each["runs"] for each in own)
+        means = [sum(each["runs"] * each[kind] for each in own) / runs for kind in ("source", "delivered", "unmoved")]
+        yield f"| {name} | {' | '.join(f'{mean:.1f}' for mean in means)} | {runs} | {sum(one['lost'] for one in own)} |"
 
 
 def main() -> None:
