@@ -239,7 +239,7 @@ class PrivacyFilter:
         costs = self.pricing.step_costs(event.step, self.orders, committed=True)
         lanes = [*zip(self._limits, spent.renyi, costs, strict=True)]
         lanes.append((self._largest_shift, spent.gaussian, event.step.gaussian_shift()))
-        rooms = [(limit - used) / max(cost, 1e-300) for limit, used, cost in lanes if used < limit]
+        rooms = [(limit - used) / max(cost, 1e-300) for limit, used, cost in lanes]
         # The quotient may be rounded up; one step alone may be dearer than two, and the lane of infinity admit more.
         low = max(0, int(min([MAX_STEPS, max([0.0, *rooms])])) - 2) if spent.run_delta <= self._share else 0
         high = low + 2

@@ -21,7 +21,7 @@ def delta(epsilon: float, shift: float) -> float:
     """Phi(m/2 - epsilon/m) - e^epsilon Phi(-m/2 - epsilon/m), m > 0 the root of the squared shift."""
     m = math.sqrt(shift)
     gained, lost = float(log_ndtr(m / 2.0 - epsilon / m)), epsilon + float(log_ndtr(-m / 2.0 - epsilon / m))
-    return 0.0 if gained == -math.inf else math.exp(gained) * -math.expm1(min(lost - gained, 0.0))
+    return 0.0 if gained == -math.inf else math.exp(gained) * -math.expm1(lost - gained)
 
 
 def largest_shift(epsilon: float, most: float) -> float:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dpswd.shared.accounting.pricing import PRICING, filter_for, filter_from_json
+from dpswd.shared.accounting.pricing import PRICING, RenyiPricing, filter_for, filter_from_json
 from dpswd.shared.core.errors import AccountantsDisagree, BudgetExhausted, InvalidValue
 from dpswd.shared.core.privacy import gaussian
 from dpswd.shared.core.privacy.budget import Price, PrivacyBudget
@@ -66,6 +67,24 @@ def test_the_profile_is_the_exact_one_and_grows_with_the_shift(epsilon: float, p
     true = exactly(epsilon, shift)
     assert gaussian.delta(epsilon, shift) == pytest.approx(float(true), rel=1e-4, abs=1e-300)
     assert gaussian.delta(epsilon, shift) <= gaussian.delta(epsilon, 1.01 * shift)
+
+
+def test_a_sum_of_shifts_is_rounded_up_and_the_limit_itself_is_admitted() -> None:
+    event = sums(23.7, 7)
+    privacy = filter_for(PrivacyBudget(8.0, DELTA), plan=event)
+    assert privacy.price(event).gaussian > 7 * event.step.gaussian_shift()
+    spent, exact = privacy.zero(), Fraction(0)
+    for _ in range(50):
+        spent, exact = privacy.add(spent, privacy.price(event)), exact + Fraction(privacy.price(event).gaussian)
+        assert Fraction(spent.gaussian) >= exact
+    limit, nothing = privacy._largest_shift, (math.inf,) * len(privacy.orders)
+    assert privacy.admit(privacy.zero(), Price(nothing, math.inf, 0.0, limit)).gaussian == limit
+    with pytest.raises(BudgetExhausted):
+        privacy.admit(privacy.zero(), Price(nothing, math.inf, 0.0, math.nextafter(limit, math.inf)))
+
+
+def test_a_shift_that_float64_hardly_holds_loses_nothing() -> None:
+    assert gaussian.delta(1e4, 1e-320) == 0.0
 
 
 def test_a_lane_without_delta_is_closed() -> None:
@@ -162,6 +181,16 @@ def test_one_step_that_is_dearer_than_two_hides_no_longer_run() -> None:
     privacy.admit(privacy.zero(), privacy.price(replace(event, steps=steps)))
     with pytest.raises(BudgetExhausted):
         privacy.admit(privacy.zero(), privacy.price(replace(event, steps=steps + 1)))
+
+
+def test_two_steps_fit_where_one_alone_does_not() -> None:
+    class Dearer(RenyiPricing):
+        def step_costs(self, step: StepEvent, orders: tuple[float, ...], *, committed: bool) -> tuple[float, ...]:
+            return tuple((0.45 if committed else 2.0) * limit for limit in privacy._limits)
+
+    privacy = PrivacyFilter(PrivacyBudget(1.0, DELTA), (20.0,), (0.5,), 0.0, 0.0, 0.0, Dearer())
+    assert privacy._limits[0] > 0.0
+    assert privacy.fits(privacy.zero(), rows(2.0)) == 2
 
 
 @pytest.mark.parametrize("text", ["[]", "1" + "0" * 400, "true", "-1.0"])
