@@ -386,9 +386,8 @@ class DomainAdaptation:
             return None
         source = collect(self._source, most=_SUMMED_UP)
         # What puts columns back stands before the target's records alone: the source goes through what it was.
-        first = next(model.extractor.children(), None) if isinstance(model.extractor, nn.Sequential) else None
-        put_back = isinstance(first, FeatureAffine | nn.BatchNorm1d)
-        extractor = self.extractor if put_back else model.extractor
+        first = next(model.extractor.children(), None) if self.method.puts_back else None
+        extractor = self.extractor if isinstance(first, FeatureAffine | nn.BatchNorm1d) else model.extractor
         features = evaluation.features(extractor, source.images.to(self.device))
         with torch.no_grad():
             return SourceStatistics.of(source.images, features, model.classifier(features))

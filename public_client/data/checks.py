@@ -204,11 +204,7 @@ def require_features(features: Tensor) -> None:
 
 
 def require_finite(module: nn.Module, called: str) -> None:
-    """Refuses what no training mends.
-
-    Raises:
-        InvalidValue: a weight is not finite.
-    """
+    """Raises `InvalidValue` where a weight is not finite."""
     for name, weights in module.named_parameters():
         if not bool(torch.isfinite(weights).all()):
             raise InvalidValue(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpswd.public_client.normalisation.columns import LEAST_SAID
 from dpswd.public_client.normalisation.inference import AS_IT_IS, FREQUENCIES
 from dpswd.public_client.normalisation.verdict import UNDECIDED, Verdict
 
-_LEAST_SAID = 0.15  # deviations by which a first layer must have moved to be put into words
 _CLASSES = 3
 
 UNEXPLAINED = (
@@ -40,10 +40,10 @@ def of_glance(verdict: Verdict, *, channels: int) -> str:
         return f"its columns lie elsewhere or have other units ({verdict.columns}), and classes may be rarer there"
     means, deviations = verdict.move[:channels], verdict.move[channels : 2 * channels]
     varied = float(deviations.mean())
-    if varied > _LEAST_SAID:
+    if varied > LEAST_SAID:
         return "its inputs look noisier, or of more contrast, there"
-    if varied < -_LEAST_SAID:
+    if varied < -LEAST_SAID:
         return "its inputs look paler, or blurred, there"
-    if float(np.sqrt(np.mean(means**2))) > _LEAST_SAID:
+    if float(np.sqrt(np.mean(means**2))) > LEAST_SAID:
         return "its inputs look brighter or darker there"
     return "its deeper layers see something else there than in your source"

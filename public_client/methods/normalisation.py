@@ -57,6 +57,7 @@ class Normalisation(Method):
 
     name = "normalisation"
     mechanism = FEATURE_SUMS
+    puts_back = True
     suits = "for networks with layers to normalise, whose inputs look otherwise at the hospital: noise, blur, contrast"
 
     asks: Literal["all", "first", "layers"] = "all"

@@ -32,7 +32,7 @@ _STEPS, _DIFFERENCE, _LONGEST, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 24, 1e-3,
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
-_LEAST_SAID, _MOST_SAID = 0.15, 3
+LEAST_SAID, _MOST_SAID = 0.15, 3  # deviations by which something must have moved to be put into words; columns
 _FAR = 10.0  # times as far as others such a column's move may be
 
 
@@ -59,7 +59,7 @@ class MovedColumns:
     def __str__(self) -> str:
         """The columns that moved furthest."""
         far = np.argsort(-np.abs(self.offset) - np.abs(self.logs))
-        said = [k for k in far if max(abs(self.offset[k]), abs(self.logs[k])) > _LEAST_SAID][:_MOST_SAID]
+        said = [k for k in far if max(abs(self.offset[k]), abs(self.logs[k])) > LEAST_SAID][:_MOST_SAID]
         each = (f"column {k} by {self.offset[k]:+.1f} deviations and times {math.exp(self.logs[k]):.2g}" for k in said)
         return f"{'; '.join(each) or 'none by much'}; counted from 0"
 

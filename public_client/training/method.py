@@ -34,11 +34,13 @@ class Method(Recipe):
         unpublished: why no release of it can be prepared for a publication, where `published_map_norm` is None.
         own_target: the model is for the team's own records, of which some or all have no label (-1), and learns from
             the hospital's; there is no training on the public records before it.
+        puts_back: what it may put before the extractor is for the target's records and for no others.
     """
 
     trains_shared: ClassVar[bool] = False
     fits_view: ClassVar[bool] = False
     own_target: ClassVar[bool] = False
+    puts_back: ClassVar[bool] = False
     suits: ClassVar[str] = ""
     unpublished: ClassVar[str] = "its run asks step by step, and a publication is one release"
 

@@ -54,8 +54,8 @@ def filter_for(budget: PrivacyBudget, plan: RunEvent) -> PrivacyFilter:
     own = min(costs.best_order(plan, budget.delta), MAX_ORDER)
     orders = lanes.orders_for(budget.epsilon, budget.delta, own)
     count = len(orders)
-    centre, gaussian = _most_often(budget, orders, plan), math.isfinite(plan.step.gaussian_shift())
-    balanced = _laid_out(budget, orders, lanes.balanced(count, centre, gaussian=gaussian))
+    often, gaussian = _most_often(budget, orders, plan), math.isfinite(plan.step.gaussian_shift())
+    balanced = _laid_out(budget, orders, lanes.balanced(count, often, gaussian=gaussian))
     if balanced.alone(balanced.price(plan)) <= budget.epsilon:
         return balanced
     centre = orders.index(own)

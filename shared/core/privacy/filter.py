@@ -172,7 +172,8 @@ class PrivacyFilter:
         """
 
         def probe(orders: tuple[float, ...]) -> tuple[float, ...]:
-            return replace(self, orders=orders, shares=(0.0,) * len(orders), run_delta=0.0)._price(event).renyi
+            none = (0.0,) * len(orders)
+            return replace(self, orders=orders, shares=none, run_delta=0.0, gaussian_share=0.0)._price(event).renyi
 
         bracket.hold(event, self.orders, price, probe)
 
@@ -253,8 +254,7 @@ class PrivacyFilter:
     def _admits(self, spent: Spent, event: RunEvent, steps: int) -> bool:
         if steps > MAX_STEPS:
             return False
-        # Not cached: these runs are trials of a search.
-        return self._holds(self.add(spent, self._price(replace(event, steps=steps))))
+        return self._holds(self.add(spent, self._price(replace(event, steps=steps))))  # not cached: a search's trials
 
     def to_json(self) -> str:
         """Canonical JSON."""

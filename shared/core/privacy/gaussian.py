@@ -29,7 +29,7 @@ def largest_shift(epsilon: float, most: float) -> float:
     if most < _SMALLEST:
         return -math.inf
     high = 16.0 * (epsilon + 40.0)  # m = 4 sqrt(epsilon + 40) loses more, but for a delta above 1/2
-    return (1.0 - _INEXACT) * _last(high, lambda shift: shift == 0.0 or delta(epsilon, shift) <= most)[0]
+    return (1.0 - _INEXACT) * _last(high, lambda shift: delta(epsilon, shift) <= most)[0]
 
 
 def epsilon(shift: float, most: float) -> float:

@@ -105,6 +105,18 @@ def test_columns_in_other_units_are_named_and_put_back(trained, shares):
     assert _accuracy(adaptation, there(4)) > 0.7
 
 
+def test_what_puts_columns_back_is_not_before_the_source_in_the_drift_statistics(trained):
+    """It is for the hospital's records: the source goes through the extractor that it was trained with."""
+    data = replace(_data(3000, 3), images=_data(3000, 3).images + 2.0)
+    adaptation = _fitted(trained, _curator(data), asks="first")
+    assert adaptation.reports[0]["outcome"] == "adapted"
+    model, source = adaptation.model(), _data(3000, 2).images
+    with torch.no_grad():
+        own, put_back = (extractor(source).mean(dim=0) for extractor in (trained[0], model.extractor))
+    seen = adaptation._statistics(model).feature_mean
+    assert float((seen - own).abs().max()) < 0.1 < 0.3 < float((put_back - own).abs().max())
+
+
 def test_a_column_of_one_value_is_in_no_unit(trained):
     """A factor near 0 would explain it, and undoing that would blow up nothing but noise."""
     data = _data(3000, 4)
