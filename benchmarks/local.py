@@ -39,6 +39,7 @@ def released(
     delta: float,
     seed: bytes | None = None,
     records: int | None = None,
+    along: int = DEFAULT.directions,
 ) -> Residuals:
     """One full-batch release of target features, as what is left to fit.
 
@@ -49,12 +50,13 @@ def released(
         delta: of the budget.
         seed: 32 bytes, for the same noise again; the operating system's by default.
         records: the noise is that of so many records; n by default.
+        along: so many directions.
     """
     n, d = target.shape
     count = records or n
 
     def run(sigma: float) -> RunEvent:
-        part = QuantileCoefficients(d, DEFAULT.directions, DEFAULT.coefficients, sigma)
+        part = QuantileCoefficients(d, along, DEFAULT.coefficients, sigma)
         return RunEvent(step=StepEvent(count, count, (part,)), steps=1)
 
     # Coefficients grow with sqrt(b): noise for another number of records is brought to the size of these n.
@@ -64,7 +66,7 @@ def released(
     with torch.no_grad():
         grid = release_coefficients(
             feature_map.clipped(target),
-            directions(drawn, d, DEFAULT.directions).to(target),
+            directions(drawn, d, along).to(target),
             coefficients=DEFAULT.coefficients,
             sigma=sigma,
             noise=SeededNoise(drawn, purpose="noise of a local release"),

@@ -36,8 +36,8 @@ def table(count: int, seed: int, frequencies: tuple[float, ...] = (1.0, 1.0, 1.0
 SOURCE = table(2000, 0)
 
 
-def fit_view(target: torch.Tensor, *, epsilon: float, view: View | None = None) -> Fitted:
-    residuals = released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes(range(32)))
+def fit_view(target: torch.Tensor, *, epsilon: float, view: View | None = None, along: int = 60) -> Fitted:
+    residuals = released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes(range(32)), along=along)
     with reporting("", 1, shown=False) as bar:
         return fit.find_view(
             nn.Identity(), SOURCE, residuals,
@@ -74,7 +74,7 @@ def test_gains_and_biases_that_leave_a_misfit_are_not_used():
 @pytest.mark.long
 def test_other_frequencies_correct_the_priors_and_gain(classifier):
     target = table(2000, 1, (0.7, 0.3, 0.0))
-    fitted = fit_view(target.images, epsilon=1.0)
+    fitted = fit_view(target.images, epsilon=1.0, along=200)
     assert fitted.outcome == "priors corrected"
     assert "class frequencies alone" in fitted.reason
     model = given(classifier, fitted)
