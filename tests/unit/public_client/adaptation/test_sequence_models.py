@@ -15,7 +15,7 @@ from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.public_client.training.saved_model import load_adapted
 
-CLASSES, MANY = 4, 3000
+CLASSES, MANY = 4, 2000
 
 
 def images(labels, generator):
@@ -54,7 +54,7 @@ def test_a_model_is_adapted_from_one_release_and_saved(extractor, width, draw, t
     shape = tuple(target.images.shape[1:])
     description = mock_description(records=MANY, record_shape=shape, epsilon=9.0, delta=1e-5)
     hospital = Hospital(MockCurator(description, records=target.images.numpy(), randomness=bytes))
-    plan = hospital.plan(small("replay", directions=60, source_records=2000), epsilon=8.0)
+    plan = hospital.plan(small("replay", directions=40, source_records=1000), epsilon=8.0)
     model = DomainAdaptation(module, classifier, hospital=hospital, plan=plan, source_epochs=0)
     model.fit(loader, progress=False)
     (report,) = model.reports

@@ -25,7 +25,7 @@ SOURCE = mixture(3000, [0.25, 0.25, 0.25, 0.25], 0)
 
 
 def release(target: torch.Tensor, *, epsilon: float, seed: int = 0) -> Residuals:
-    return released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes([seed, *range(31)]))
+    return released(target, SOURCE.images, epsilon=epsilon, delta=1e-5, seed=bytes([seed, *range(31)]), along=80)
 
 
 def free(target: torch.Tensor, *, epsilon: float, seed: int = 0) -> tuple[Frequencies, Frequencies]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from made_release import residuals_of
+from short_tuning import ROUNDS
 from torch import Tensor, nn
 
 from dpswd.public_client.data.datasets import Labelled
@@ -106,8 +107,9 @@ def test_much_noise_leaves_the_view_at_the_identity():
 
 
 @pytest.mark.long
-def test_many_starts_lead_to_a_large_turn():
+def test_many_starts_lead_to_a_large_turn(monkeypatch):
     """From the identity alone the fit ends in a shear: the reason for the candidates."""
+    monkeypatch.setattr(posterior, "_ROUNDS", ROUNDS)
     generator = torch.Generator().manual_seed(0)
     images = torch.full((400, 1, 12, 12), -1.0)
     images[:, 0, 2:10, 4:7] = torch.rand(400, 8, 3, generator=generator)  # bars of random brightness
@@ -292,8 +294,9 @@ def test_models_are_tuned_by_all_views_that_are_hardly_less_probable():
 
 
 @pytest.mark.long
-def test_a_view_of_images_is_tuned_by_beside_what_it_leaves_as_it_is():
+def test_a_view_of_images_is_tuned_by_beside_what_it_leaves_as_it_is(monkeypatch):
     """A part of the shift is none of the family's: two rows of pixels are brighter than the rest."""
+    monkeypatch.setattr(posterior, "_ROUNDS", ROUNDS)
     torch.manual_seed(0)
     spots = torch.rand(600, 1, 8, 8) * 2 - 1
     source = Labelled(spots, (spots[:, 0, 4, 4] > 0).long())

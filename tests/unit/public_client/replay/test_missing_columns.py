@@ -46,7 +46,9 @@ def fit_view(
 ) -> Fitted:
     extractor = FlagsThrice()
     features = extractor(source.images)
-    residuals = released(extractor(target), features, epsilon=epsilon, delta=1e-3, seed=bytes([seed, *range(31)]))
+    residuals = released(
+        extractor(target), features, epsilon=epsilon, delta=1e-3, seed=bytes([seed, *range(31)]), along=60
+    )
     with reporting("", 1, shown=False) as bar:
         return replay.find_view(
             extractor, source, residuals, learning_rate=0.03, generator=torch.Generator().manual_seed(seed), bar=bar,

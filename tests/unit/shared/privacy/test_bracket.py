@@ -182,7 +182,7 @@ def events(draw: st.DrawFn) -> RunEvent:
     return RunEvent(StepEvent(records, batch, tuple(chosen)), draw(st.integers(1, 10_000)))
 
 
-@settings(max_examples=tried(40), deadline=None)
+@settings(max_examples=tried(20), deadline=None)
 @given(event=events(), epsilon=st.floats(0.05, 20.0))
 def test_no_valid_price_is_refused(event: RunEvent, epsilon: float) -> None:
     filter_ = filter_for(PrivacyBudget(epsilon, 1e-5), plan=event)

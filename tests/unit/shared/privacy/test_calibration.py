@@ -41,7 +41,7 @@ def test_calibration_returns_the_smallest_affordable_sigma(bound: Bound) -> None
         assert epsilon(run(sigma * (1 - 5e-5)), 1e-5, bound) > target
 
 
-@settings(max_examples=tried(25))
+@settings(max_examples=tried(12))
 @given(
     st.integers(1, 10**4),
     st.integers(1, 1000),

@@ -210,7 +210,7 @@ def price(step: StepEvent, steps: int, delta: float) -> float:
     steps=st.integers(1, 20_000),
     delta=st.floats(-15.0, -1.0).map(lambda x: 10.0**x),
 )
-@settings(max_examples=tried(8))
+@settings(max_examples=tried(4))
 @pytest.mark.long
 def test_prices_are_monotone_and_below_the_renyi_bound_of_the_same_pair(d, k, ratio, n, share, steps, delta):
     sigma = ratio * math.sqrt(k / d)
