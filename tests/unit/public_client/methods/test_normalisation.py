@@ -20,6 +20,8 @@ from dpswd.public_client.normalisation.verdict import COLUMNS
 from dpswd.shared.core import errors
 
 D, CLASSES = 6, 4
+OTHERS = (7.0, 1.0, 1.0, 1.0)
+MORE_OFFSETS = ((0.4, None), (2.0, OTHERS))
 CENTRES = 2.0 * torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(1))
 
 
@@ -71,8 +73,14 @@ def no_columns(monkeypatch):
     monkeypatch.setattr(normalisation, "MOST", 0)
 
 
-@pytest.mark.parametrize("shares", [None, (7.0, 1.0, 1.0, 1.0)])
-@pytest.mark.parametrize("offset", [0.4, 2.0])
+@pytest.mark.parametrize(
+    ("offset", "shares"),
+    [
+        (0.4, OTHERS),
+        (2.0, None),
+        *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in MORE_OFFSETS),
+    ],
+)
 def test_columns_that_lie_elsewhere_are_put_back_beside_any_frequencies(trained, offset, shares):
     """Moves of single channels would take other frequencies for their own, and lose up to half of what is right."""
     moved = [replace(one, images=one.images + offset) for one in (_data(3000, 3, shares), _data(2000, 4, shares))]
@@ -86,7 +94,7 @@ def test_columns_that_lie_elsewhere_are_put_back_beside_any_frequencies(trained,
     np.testing.assert_allclose(verdict.columns.offset * spreads, offset, atol=0.7)
 
 
-@pytest.mark.parametrize("shares", [None, (7.0, 1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("shares", [OTHERS, pytest.param(None, marks=pytest.mark.exhaustive)])
 def test_columns_in_other_units_are_named_and_put_back(trained, shares):
     """Pounds for kilograms and Fahrenheit for Celsius, of columns that lie away from zero, behind an MLP."""
     units, zeros = torch.tensor([2.2, 1.0, 1.0, 1.8, 1.0, 1.0]), torch.tensor([0.0, 0.0, 0.0, 3.0, 0.0, 0.0])

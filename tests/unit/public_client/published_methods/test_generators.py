@@ -167,7 +167,10 @@ def test_the_command_fits_a_published_method_on_a_mock(tmp_path):
     assert out.exists()
 
 
-@pytest.mark.parametrize(("shape", "convolved"), [((8, 8), True), ((2, 12, 8), True), ((2, 7, 8), False)])
+@pytest.mark.parametrize(
+    ("shape", "convolved"),
+    [pytest.param((8, 8), True, marks=pytest.mark.exhaustive), ((2, 12, 8), True), ((2, 7, 8), False)],
+)
 @pytest.mark.long
 def test_images_get_a_network_of_convolutions(shape, convolved, tmp_path):
     """Where 4 divides the sides; its file holds operations of the closed vocabulary, and draws values of the range."""

@@ -48,6 +48,12 @@ def asked(command, folder, *more):
     return result.exit_code, json.loads(result.stdout)
 
 
+@pytest.fixture(scope="module")
+def said(made, tmp_path_factory):
+    """By an audit of the file, beside whose copies no audit stands."""
+    return asked("audit", shutil.copytree(made, tmp_path_factory.mktemp("said") / "copied"))[1]
+
+
 def figures(said):
     """Of all attacks what does not depend on the day."""
     rows = said["audited"]
@@ -99,8 +105,7 @@ def test_a_fault_of_this_software_refutes_the_claim_and_nothing_is_written(copie
     "change", [{"claim": 9.0}, {"run": "another"}, {"run": None}, {"refuted": True}, None, "all is well"], ids=str
 )
 @pytest.mark.long
-def test_an_audit_of_something_else_is_detected(copied, change):
-    _, said = asked("audit", copied)
+def test_an_audit_of_something_else_is_detected(copied, said, change):
     row = said["audited"][0]
     rows = [row | change] if isinstance(change, dict) else [change]
     write_audit(copied / FILE, certificate(copied), rows)
@@ -110,8 +115,7 @@ def test_an_audit_of_something_else_is_detected(copied, change):
 
 
 @pytest.mark.long
-def test_figures_that_were_written_by_hand_are_replaced(copied):
-    _, said = asked("audit", copied)
+def test_figures_that_were_written_by_hand_are_replaced(copied, said):
     write_audit(copied / FILE, certificate(copied), [said["audited"][0] | {"lower_bound": 0.001}])
     code, again = asked("audit", copied)
     assert "says otherwise" in again["findings"][0]

@@ -36,7 +36,7 @@ PLACES = {"gather": 2, "scatter_add": 2, "index_select": 2}
 """Kernels that look something up, and where their argument of places is."""
 SHORT = {"rnn", "rnn_relu", "gru", "lstm"}
 """Words whose list has a part for each step of a sequence; three steps say what more would."""
-VALUES = ("identity", "tiny parameters"), ("turned", "skewed", "huge parameters")
+VALUES = ("identity",), ("tiny parameters", "turned", "skewed", "huge parameters")
 
 
 def of(name):

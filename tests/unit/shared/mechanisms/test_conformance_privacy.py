@@ -34,7 +34,8 @@ def _bench(case: Case, *, records: int) -> Bench:
 
 @by_case
 @pytest.mark.long
-def test_no_neighbour_moves_the_release_further_than_is_accounted_and_one_comes_near(case):
+@pytest.mark.parametrize("rounds", [10, pytest.param(30, marks=pytest.mark.exhaustive)])
+def test_no_neighbour_moves_the_release_further_than_is_accounted_and_one_comes_near(case, rounds):
     batch = 8
     bench, rng = _bench(case, records=batch), np.random.default_rng(17)
     count = len(bench.parts(batch))
@@ -52,7 +53,7 @@ def test_no_neighbour_moves_the_release_further_than_is_accounted_and_one_comes_
 
     for number, pair in enumerate(neighbours(batch, rng)):
         tried(pair, bytes([number]) * 32)
-    for round_ in range(30):
+    for round_ in range(rounds):
         for place in range(count):
             tried(climbed(nearest[place], rng, 0.3 * 0.95**round_), bytes([round_]) * 32)
     assert min(best) > 0.5, best

@@ -251,8 +251,14 @@ EDGES = [
 ]
 
 
+SOME_EDGES = [
+    pytest.param(*edge, marks=pytest.mark.exhaustive if number % 5 else ()) for number, edge in enumerate(EDGES)
+]
+"""Of every fifth, in which each number of each is."""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("sigma", "k", "d", "n", "b", "steps", "delta"), EDGES)
+@pytest.mark.parametrize(("sigma", "k", "d", "n", "b", "steps", "delta"), SOME_EDGES)
 def test_edges_give_a_finite_bound_or_a_refusal_that_names_the_parameter(sigma, k, d, n, b, steps, delta):
     step = rows(d, k, n, b, sigma)
     eps, refusal = 0.0, ""
