@@ -15,14 +15,18 @@ from benchmarks.records import read
 from dpswd.public_client.testing.canaries import DESIGNS
 from dpswd.shared.core.mechanisms import MECHANISMS
 
-LONG = {("labelled_quantiles", FAULTLESS), ("quantiles", canaries.PLANTED[0])}
-"""Seconds each: what else there is of quantiles is for `make test-exhaustive`. The labelled ones have the others' code
-and labels beside it; no noise is less than half of it, and clips are one function's for all."""
+LONG = ("labelled_quantiles", "quantiles", "score_statistics")
+REST = {(name, planted) for name in LONG for planted in (FAULTLESS, *canaries.PLANTED)} - {
+    ("labelled_quantiles", FAULTLESS), ("quantiles", "noise halved"),
+    *(("score_statistics", planted) for planted in (FAULTLESS, "noise halved", "clipped for additions")),
+}  # fmt: skip
+"""Seconds each, in `make test-exhaustive`: labelled quantiles have the others' code and labels beside it, no noise is
+less than half of it, and the clip of quantiles is one function for all."""
 
 
 def cases(*planted):
     return [
-        pytest.param(*case, marks=pytest.mark.exhaustive if case[0].endswith("quantiles") and case not in LONG else ())
+        pytest.param(*case, marks=pytest.mark.exhaustive if case in REST else ())
         for case in itertools.product(DESIGNS, planted)
     ]
 

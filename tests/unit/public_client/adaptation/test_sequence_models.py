@@ -37,7 +37,11 @@ def signals(labels, generator):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("extractor", "width", "draw"),
-    [(Vit, 8, images), (Text, 8, words), (lambda: Recurrent(nn.GRU), 40, signals)],
+    [
+        pytest.param(Vit, 8, images, marks=pytest.mark.exhaustive),
+        (Text, 8, words),
+        (lambda: Recurrent(nn.GRU), 40, signals),
+    ],
     ids=["vision transformer", "text transformer", "gru"],
 )
 def test_a_model_is_adapted_from_one_release_and_saved(extractor, width, draw, tmp_path):

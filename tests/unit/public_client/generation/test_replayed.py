@@ -19,7 +19,7 @@ from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.shared.core.errors import InvalidValue
 
 OTHER_SHAPES = ((3, 14, 18), (1, 20, 15))
-SMALL = Replayed(axes=60, coordinates=40, waves=60, pretraining=150, updates=300)
+SMALL = Replayed(axes=60, coordinates=40, waves=60, pretraining=100, updates=200)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def fitted():
 def test_a_classifier_of_drawn_rows_knows_real_ones(fitted):
     generator, where, task = fitted
     assert len(where.charges) == 1
-    x, p = generator.sample_soft(2000, seed=1)
+    x, p = generator.sample_soft(1500, seed=1)
     assert float(x.min()) >= -1.0
     assert float(x.max()) <= 1.0
     torch.manual_seed(0)
@@ -87,9 +87,9 @@ def classes_asked(generator, rows, *, seed):
 def test_a_fit_that_was_broken_off_goes_on_where_it_was(fitted, tmp_path):
     _, _, task = fitted
     held = task.source
-    description = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=10)
-    where = MockCurator(description, records=lambda n: held.images[:n], labels=held.labels.numpy())
-    method = replace(SMALL, pretraining=5, updates=205, images=80, looked=20)
+    description = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=2)
+    where = MockCurator(description, records=lambda n: held.images[:n], labels=held.labels.numpy() % 2)
+    method = replace(SMALL, pretraining=5, updates=205, images=16, looked=4)
     plan, _ = plan_generator(where, method, epsilon=20.0)
     options = {"seed": 3, "device": "cpu", "progress": False}
     shown = []

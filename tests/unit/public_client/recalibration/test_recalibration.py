@@ -102,7 +102,9 @@ def test_a_slope_and_a_head_that_moved_are_seen(classes):
     assert Verdict.of(posterior).moved == "head"
 
 
-@pytest.mark.parametrize(("classes", "sure"), [(2, 10.0), (5, 10.0), (5, 40.0)])
+@pytest.mark.parametrize(
+    ("classes", "sure"), [(2, 10.0), pytest.param(5, 10.0, marks=pytest.mark.exhaustive), (5, 40.0)]
+)
 def test_a_model_that_is_too_sure_of_all_is_softened_and_one_that_is_right_stays(classes, sure):
     """Its own curvature is next to none, so that no prior around it and no gradient at it would lead there."""
     truth = planted(classes, slope=-1.2 * (sure - 1.0))  # scores as large as where `sure` is 1
@@ -129,7 +131,10 @@ def test_the_expected_fall_of_a_true_move_is_what_is_gained_however_large(classe
     assert np.isfinite(public.fall(planted(classes, bias=2000.0)))
 
 
-@pytest.mark.parametrize(("classes", "count"), [(2, 20), (2, 5000), (5, 300), (5, 5000)])
+@pytest.mark.parametrize(
+    ("classes", "count"),
+    [(2, 20), (5, 5000), *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in ((2, 5000), (5, 300)))],
+)
 @pytest.mark.long
 def test_where_nothing_moved_most_models_stay_and_the_others_do_no_harm(classes, count):
     """Seeds are fixed, so that nothing is left to chance; tiny hospitals among them."""

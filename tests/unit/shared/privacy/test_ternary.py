@@ -58,7 +58,7 @@ def test_rows_stay_below_the_bound(sigma: float, grid: float) -> None:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("sigma", [0.4, 1.0, 4.0])
+@pytest.mark.parametrize("sigma", [0.4, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (1.0, 4.0))])
 @pytest.mark.long
 def test_sorted_coefficients_stay_below_the_bound(sigma: float) -> None:
     """Sorting is not linear: three batches that differ in one row, cosine coefficients of sorted projections."""

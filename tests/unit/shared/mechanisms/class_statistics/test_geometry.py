@@ -36,7 +36,7 @@ def inside(u):
 @pytest.mark.parametrize(
     "weights",
     [
-        pytest.param(each, marks=() if number % 4 == 0 else pytest.mark.exhaustive)
+        pytest.param(each, marks=() if number % 8 == 0 else pytest.mark.exhaustive)
         for number, each in enumerate(WEIGHTS)
     ],
     ids=str,
