@@ -73,10 +73,10 @@ def test_a_model_is_adapted_from_one_release_and_saved(extractor, width, draw, t
 @pytest.mark.long
 def test_a_vision_transformer_of_usual_width_goes_through_one_replay():
     torch.manual_seed(0)
-    x, labels = torch.randn(300, 1, 28, 28), torch.randint(CLASSES, (300,))
-    description = mock_description(records=300, record_shape=(1, 28, 28), epsilon=9.0, delta=1e-5)
+    x, labels = torch.randn(120, 1, 28, 28), torch.randint(CLASSES, (120,))
+    description = mock_description(records=120, record_shape=(1, 28, 28), epsilon=9.0, delta=1e-5)
     hospital = Hospital(MockCurator(description, records=x.numpy(), randomness=bytes))
-    plan = hospital.plan(small("replay", directions=20, source_records=200), epsilon=8.0)
+    plan = hospital.plan(small("replay", directions=20, source_records=100), epsilon=8.0)
     model = DomainAdaptation(VitTiny(), nn.Linear(192, CLASSES), hospital=hospital, plan=plan, source_epochs=0)
     model.fit(source_loader(Labelled(x, labels), batch_size=50), progress=False)
     (report,) = model.reports

@@ -142,7 +142,7 @@ def test_columns_whose_return_is_not_expected_to_help_stay(trained, monkeypatch)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("most", [0, 100])
+@pytest.mark.parametrize("most", [pytest.param(0, marks=pytest.mark.exhaustive), 100])
 def test_moved_columns_are_followed(trained, monkeypatch, most):
     monkeypatch.setattr(normalisation, "MOST", most)
     records, test = _moved(_data(3000, 3)), _moved(_data(2000, 4))

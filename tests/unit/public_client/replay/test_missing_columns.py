@@ -162,7 +162,7 @@ def test_a_release_without_a_shift_speaks_for_no_gains_and_biases():
     with reporting("", 1, shown=False) as bar:
         for moved, expected in ((0.0, False), (1.0, True)):
             target = _normal(400, 1)[0] + moved
-            residuals = released(target, source.images, epsilon=1.0, delta=1e-3, seed=bytes(32))
+            residuals = released(target, source.images, epsilon=1.0, delta=1e-3, seed=bytes(32), along=60)
             fitted = replay.find_view(
                 nn.Identity(), source, residuals,
                 learning_rate=0.03, generator=torch.Generator().manual_seed(0), bar=bar,

@@ -89,7 +89,7 @@ def test_the_full_batch_is_the_exact_curve_and_nothing_is_above_it():
     ratio=st.floats(0.1, 100.0),
     gamma=st.floats(-8.0, -0.01).map(lambda x: 10.0**x),
 )
-@settings(max_examples=tried(12))
+@settings(max_examples=tried(6))
 @pytest.mark.long
 def test_moments_are_finite_increasing_in_the_order_and_in_gamma(d, k, ratio, gamma):
     law = ShiftLaw(d, k, d / k / ratio**2)
