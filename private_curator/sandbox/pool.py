@@ -34,6 +34,7 @@ class _PooledWorker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self._closed = False
         self.worker = WorkerProcess(settings)
         self.arena: Arena | None = None
         self.attached = False  # whether the worker has mapped the arena
@@ -52,6 +53,8 @@ class _PooledWorker:
         self.drop_arena()
         self.worker = WorkerProcess(self._settings)
         self.restarts += 1
+        if self._closed:  # by another thread, which may have seen the one before
+            self.worker.kill()
 
     def room(self, size: int) -> Arena:
         """Shared memory of at least this many bytes."""
@@ -61,11 +64,12 @@ class _PooledWorker:
         return self.arena
 
     def drop_arena(self) -> None:
-        if self.arena is not None:
-            self.arena.close()
-        self.arena, self.attached = None, False
+        arena, self.arena, self.attached = self.arena, None, False
+        if arena is not None:
+            arena.close()
 
     def close(self) -> None:
+        self._closed = True
         self.worker.close()
         self.drop_arena()
 
@@ -92,7 +96,6 @@ class WorkerPool:
         self._spare: queue.Queue[_PooledWorker] = queue.Queue(maxsize=1)  # one of them is kept for the next upload
         self._uploading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._past_restarts = 0
-        self._closed = False
 
     def ready(self) -> Confinement:
         """Waits until every worker for steps has started; what holds for the last of them.
@@ -139,7 +142,7 @@ class WorkerPool:
                 deadline = time.monotonic() + self._for_uploads.seconds
                 _send_extractor(pooled.ensure(), {"op": "check"}, graph, weights, deadline=deadline)
             finally:
-                if not pooled.worker.alive and not self._closed:
+                if not pooled.worker.alive:
                     pooled.replace()
                 try:
                     self._spare.put_nowait(pooled)
@@ -150,7 +153,6 @@ class WorkerPool:
 
     def close(self) -> None:
         """See `Engine`."""
-        self._closed = True
         for pooled in (*self._for_steps, *self._uploads):
             pooled.close()
 
@@ -171,7 +173,7 @@ class WorkerPool:
             yield pooled
         finally:
             try:
-                if not pooled.worker.alive and not self._closed:
+                if not pooled.worker.alive:
                     pooled.replace()
             finally:
                 self._idle.put(pooled)
@@ -200,7 +202,7 @@ class _WorkerSession:
         self._source = source
         self._deadline = deadline
         self._slots: list[Slot] = []
-        self._pending = False  # whether the worker keeps a forward pass for gradients
+        self._arena: Arena | None = None  # while the worker keeps a forward pass for gradients
 
     def features(
         self,
@@ -233,17 +235,16 @@ class _WorkerSession:
         }
         files = () if pooled.attached else (arena.descriptor,)
         pooled.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
-        pooled.attached, self._pending = True, bool(names) and differentiable
+        pooled.attached, self._arena = True, arena if names and differentiable else None
         # A copy: a worker that was taken over must not change features that were already measured and clipped.
         return torch.from_numpy(arena.array(self._slots[2]).copy())
 
     def gradients(self, cotangents: Tensor) -> Tensor:
         """See `dpswd.shared.sandbox.session.Session`."""
-        arena = self._pooled.arena
-        if arena is None or not self._pending:
+        arena, self._arena = self._arena, None
+        if arena is None:
             raise RuntimeError("gradients were asked for before their features")
         arena.array(self._slots[3])[...] = cotangents.detach().cpu().numpy().astype(np.float32, copy=False)
-        self._pending = False
         message = {"op": "gradients", "cotangents": self._slots[3], "gradients": self._slots[4]}
         self._pooled.worker.ask(message, deadline=self._deadline())
         return torch.from_numpy(arena.array(self._slots[4]))
@@ -254,8 +255,8 @@ class _WorkerSession:
 
     def end(self) -> None:
         """Lets the worker forget a forward pass whose gradients nobody wants."""
-        if self._pending:
-            self._pending = False
+        if self._arena is not None:
+            self._arena = None
             with suppress(ExtractionStopped):  # the step is over; the next one gets a fresh worker
                 self._pooled.worker.ask({"op": "forget"}, deadline=self._deadline())
 

@@ -112,13 +112,8 @@ class WorkerProcess:
                 pass_fds=(theirs.fileno(), lifeline),
                 start_new_session=True,
             )
-            wishes = {
-                "device": settings.device,
-                "threads": settings.threads,
-                "memory_bytes": settings.memory_bytes,
-                "channel": theirs.fileno(),
-                "lifeline": lifeline,
-            }
+            wishes = {name: getattr(settings, name) for name in ("device", "threads", "memory_bytes")}
+            wishes |= {"channel": theirs.fileno(), "lifeline": lifeline}
             assert self.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it died at once: `ready` says so
                 self.process.stdin.write(json.dumps(wishes).encode() + b"\n")
@@ -140,13 +135,16 @@ class WorkerProcess:
         """Waits until the worker has started and confined itself.
 
         Raises:
+            ExtractionStopped: it was closed meanwhile.
             SettingsError: it ended before; `otherwise` says so, with its own words.
         """
         if self._confinement is None:
-            self.channel.settimeout(_START_S)
             try:
+                self.channel.settimeout(_START_S)
                 message, _ = receive(self.channel)
-            except (ChannelClosed, TimeoutError) as error:
+            except (ChannelClosed, OSError) as error:
+                if self._lifeline < 0:
+                    raise self._stopped("closed") from None
                 self.kill()
                 assert self.process.stderr is not None
                 # Before it is ready a worker has seen neither a graph nor a record: its words may be shown.
@@ -222,21 +220,19 @@ class WorkerProcess:
         """Ends a worker that does not speak in time, or not at all."""
         try:
             yield
-        except TimeoutError:
+        except (ChannelClosed, OSError) as error:  # another thread may have closed it, and the channel with it
+            cause = "time" if isinstance(error, TimeoutError) else "closed" if self._lifeline < 0 else "ended"
             self.kill()
-            raise self._stopped("time") from None
-        except ChannelClosed:
-            self.kill()
-            raise self._stopped("ended") from None
+            raise self._stopped(cause) from None
         except BaseException:  # not what the worker did, but its state is unknown now
             self.kill()
             raise
 
     def _let_go(self) -> None:
+        lifeline, self._lifeline = self._lifeline, -1
         self.channel.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        if lifeline >= 0:
+            os.close(lifeline)
 
     def _stopped(self, cause: str) -> ExtractionStopped:
         """The client's words: made of settings alone."""
@@ -246,8 +242,9 @@ class WorkerProcess:
             "time": f"took longer than {own.seconds:g} seconds ({own.time_limit}) and was stopped",
             "memory": f"needed more than {own.memory_bytes} bytes (compute.worker_memory_bytes) and was stopped",
             "ended": "was cut off: its process has ended",
+            "closed": "was cut off: the curator has closed its workers",
         }[cause]
-        kind = ExtractionStopped if cause == "ended" else LimitReached
+        kind = LimitReached if cause in ("time", "memory") else ExtractionStopped
         return kind(f"the extraction {limit}; nothing was released, repeat the request with its id")
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,26 @@ def test_one_client_s_upload_does_not_delay_another_s(limited):
         first.join()
     assert outcome
     assert len(pool._uploads) <= 1, "one worker is kept for the next upload"
+
+
+def test_who_waits_for_a_worker_that_is_closed_meanwhile_is_told_so():
+    """Once `ready` said that no worker could be started; the curator took that for an incident."""
+    starting = "import json, os, sys; os.read(json.loads(sys.stdin.readline())['lifeline'], 1)"  # and never ready
+    pool, own = WorkerPool(settings(program=(sys.executable, "-I", "-c", starting)), workers=1), source(small())
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(pool.check, *own.read(), client="ml-team"), threads.submit(evaluate, pool, own)]
+        while len(pool._uploads) < 1 or None in [
+            each.worker.channel.gettimeout() for each in (*pool._for_steps, *pool._uploads)
+        ]:
+            time.sleep(0.01)
+        pool.close()
+        for each in asked:
+            with pytest.raises(ExtractionStopped, match="closed its workers"):
+                each.result(timeout=60)
+    for late in (lambda: pool.check(*own.read(), client="ml-team"), lambda: evaluate(pool, own)):
+        with pytest.raises(ExtractionStopped, match="closed its workers"):
+            late()
+    assert not any(each.worker.alive for each in (*pool._for_steps, *pool._uploads)), "one was started for nobody"
 
 
 def test_bad_weights_are_refused_by_name_and_the_worker_goes_on(pool):
