@@ -160,7 +160,7 @@ _LOUD = {
 
 def pytest_terminal_summary(terminalreporter):
     """What was left out is said where nobody can miss it; the workers' own words do not reach the terminal."""
-    reports = [report for kind in ("passed", "failed", "error") for report in terminalreporter.stats.get(kind, [])]
+    reports = [report for kind in ("passed", "failed", "error", "") for report in terminalreporter.stats.get(kind, [])]
     text = [text for report in reports for name, text in getattr(report, "user_properties", []) if name == "containers"]
     if text:
         terminalreporter.write_sep("-", "containers")

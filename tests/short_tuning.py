@@ -1,4 +1,4 @@
-"""The client with a third of the steps of a view's fit and a tenth of the updates after it; the rest is the product's.
+"""The client with a tenth of the steps of a view's fit and a thirtieth of the updates after it; the rest is its own.
 
 Where a page or an example is run as it stands, what is delivered and charged is looked at, and how many updates it took
 proves nothing: `shortened` for this process, the program for others.
@@ -14,8 +14,8 @@ from dpswd.public_client.cli.main import main
 from dpswd.public_client.ladder.rungs import RUNGS, VIEWS
 from dpswd.public_client.replay import posterior
 
-STEPS = 150
-ROUNDS = tuple(posterior._Round(*each) for each in ((4, 8, 1.0), (3, 20, 1.0), (2, 30, 0.5), (1, 40, 0.5)))
+STEPS = 50
+ROUNDS = tuple(posterior._Round(*each) for each in ((4, 4, 1.0), (3, 6, 1.0), (2, 10, 0.5), (1, 12, 0.5)))
 
 
 @contextlib.contextmanager

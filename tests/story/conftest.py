@@ -61,7 +61,7 @@ def sites(address):
         say(f"story: {made.seconds['hospital-report']:.0f} s")
         yield made
     finally:
-        made.compose("--profile", "two-hospitals", "down", "--volumes", "--timeout", "5")
+        made.compose("--profile", "two-hospitals", "down", "--volumes", "--timeout", "0")
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from dpswd.public_client.cli.main import main as client
 
 PROGRAMS = {"dpswd-curator": curator, "dpswd-client": client}
 STARTED = {"dpswd-curator": ("-m", "dpswd.private_curator.cli"), "dpswd-client": (short_tuning.__file__,)}
-AS_INSTALLED = {"dpswd-curator init", "dpswd-curator serve", "dpswd-client init"}
+AS_INSTALLED = {"dpswd-curator init", "next/bin/dpswd-curator --version", "dpswd-client init"}
 """Commands that are typed into a shell the first time; the others start quickly (`forked_starts`), as processes too."""
 _SHELLS_OWN = re.compile(r"[|&;<>()$`*?{}~#!\n]|(^|\s)[A-Z_]+=")  # what only a shell understands
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,7 +196,7 @@ class Shell:
 
     def _words(self, line: str) -> list[str]:
         """What to start for a line: a shell, or the program's module without one."""
-        program, command = line.split()[0], " ".join(line.split()[:2])
+        program, command = line.split()[0].removeprefix("next/bin/"), " ".join(line.split()[:2])
         plain = _SHELLS_OWN.search(line) is None
         if plain and program in STARTED and command not in AS_INSTALLED - self._entered:
             return [sys.executable, *STARTED[program], *shlex.split(line)[1:]]

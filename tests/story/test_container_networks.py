@@ -19,14 +19,17 @@ pytestmark = [
 
 
 _TRY = """
-import socket, sys
-for target in sys.argv[1:]:
+import concurrent.futures, socket, sys
+def tried(target):
     host, port = target.rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), timeout=4).close()
-        print(target, "CONNECTED")
+        return target, "CONNECTED"
     except OSError as error:
-        print(target, type(error).__name__, error.errno)
+        return target, type(error).__name__, error.errno
+with concurrent.futures.ThreadPoolExecutor() as pool:
+    for said in pool.map(tried, sys.argv[1:]):
+        print(*said)
 """
 
 

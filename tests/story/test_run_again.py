@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from forked_starts import suspended
 
 from dpswd.public_client.cli.main import main as client
 from dpswd.public_client.testing.local_hospital import LocalHospital
@@ -38,11 +39,11 @@ NOBODYS = "/sys/dpswd"  # where nobody may make a file, root neither
 WAIT_S = 300.0
 
 
-def finished(command, *, cwd, **options):
+def finished(command, *, cwd):
     """A command's exit code and all that it printed."""
     done = subprocess.run(
         [*map(str, command)], cwd=cwd, text=True, timeout=WAIT_S, check=False, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}, **options,
+        stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
     )  # fmt: skip
     return done.returncode, done.stdout
 
@@ -185,9 +186,15 @@ def test_ctrl_c_in_the_middle_of_a_training_and_again(source, tmp_path):
     assert (tmp_path / "model.safetensors").exists()
 
 
-def small_files():
-    """No file may grow beyond half a megabyte, for root neither: as on a disk that is nearly full."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, resource.RLIM_INFINITY))
+@contextlib.contextmanager
+def small_files(most):
+    """No file may grow beyond so many bytes, for root neither: as on a disk that is nearly full."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_charged(
 def test_a_full_disk_is_noticed_before_anything_is_charged(hospital, source, tmp_path):
     before = hospital.budget()
     words = [*at(hospital), "--epsilon", 1, "--save", "model.safetensors"]
-    code, said = finished(train(source, *words), cwd=tmp_path, preexec_fn=small_files)
+    with small_files(1 << 19):
+        code, said = finished(train(source, *words), cwd=tmp_path)
     assert code == 3, said
     assert os.strerror(errno.EFBIG) in said
     assert "nothing was charged" in said
@@ -225,13 +233,8 @@ def test_a_full_disk_is_noticed_before_anything_is_charged(hospital, source, tmp
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_says_what_to_do(tmp_path, monkeypatch):
     store = Checkpoint(tmp_path / "run")
     store.write("state", {"step": 1})
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limit[1]))
-    try:
-        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)) as full:
-            store.write("state", {"step": 2, "weights": torch.zeros(10_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with small_files(1 << 12), pytest.raises(OSError, match=os.strerror(errno.EFBIG)) as full:
+        store.write("state", {"step": 2, "weights": torch.zeros(10_000)})
     assert store.read("state") == {"step": 1}
 
     @click.command()
@@ -244,13 +247,14 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_says_what_to_do(tmp
     assert "free some space and repeat the command; a training with --checkpoint goes on with --resume" in done.stderr
 
 
-def test_an_interrupted_set_up_is_done_again_and_a_taken_port_is_named(hospital, tmp_path, true_starts):
+def test_an_interrupted_set_up_is_done_again_and_a_taken_port_is_named(hospital, tmp_path):
     (tmp_path / "home" / "certificates").mkdir(parents=True)  # what `init` makes first
     with LocalHospital(np.zeros((50, 3), np.float32), epsilon=1.0, delta=1e-5, directory=tmp_path) as other:
         assert other.budget()["epsilon"] == 1.0
         other.stop()
         command = [sys.executable, "-m", "dpswd.private_curator.cli", "serve", "--home", other.home]
-        code, said = finished([*command, "--address", hospital.address], cwd=tmp_path)
+        with suspended():  # gRPC reads what it may say when it is loaded
+            code, said = finished([*command, "--address", hospital.address], cwd=tmp_path)
     assert code == 3, said
     assert "cannot be bound; free the port or choose another" in said
     assert "add_port" not in said  # gRPC's own line

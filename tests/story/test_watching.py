@@ -38,25 +38,7 @@ CENTRES = (2.0 * RNG.normal(size=(CLASSES, WIDTH))).astype(np.float32)
 WEIGHT = CENTRES / SPREAD**2
 BIAS = (-0.5 * (CENTRES * WEIGHT).sum(axis=1) - [0.0, 0.0, 3.0]).astype(np.float32)
 """A model that hardly ever finds the last class."""
-KILLED = """
-import os, signal, sys
-from dpswd.public_client.watching import watch
-watch.write_report = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # charged, released, and not yet written
-from dpswd.public_client.cli.main import main
-main(sys.argv[1:])
-"""
-KILLED_TRAINING = """
-import datetime, os, pathlib, signal, sys
-from dpswd.public_client.adaptation.hospital import Hospital
-from dpswd.public_client.experiments.approaches import Trained
-from dpswd.public_client.methods.evaluation import Evaluate
-from dpswd.public_client.watching.watch import watch
-Trained.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # charged, every step drawn, the model not yet written
-directory, model, address, credentials, day, experiment = sys.argv[1:]
-with Hospital.connect(address, credentials=credentials, purpose="watching") as hospital:
-    watch(pathlib.Path(directory), pathlib.Path(model), hospital, Evaluate(), epsilon=0.3, every=90, appended=True,
-          today=datetime.date.fromisoformat(day), experiment=pathlib.Path(experiment))
-"""
+KILLED = (sys.executable, str(Path(__file__).with_name("killed_watch.py")))
 NETWORK = """
 import torch
 from torch import nn
@@ -162,7 +144,7 @@ def test_a_model_is_watched_over_records_that_grow(hospital, model, tmp_path):
     ]
     hospital._command("clients", "ml-team", "--cap", "3", "--year", "--reason", "it watches its model")
 
-    killed = subprocess.run([sys.executable, "-c", KILLED, *command], cwd=Path.cwd(), check=False, capture_output=True)
+    killed = subprocess.run([*KILLED, "round", *command], check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     after = spent(hospital)
     assert 0.25 < after <= 0.3
@@ -186,7 +168,7 @@ def test_a_model_is_watched_over_records_that_grow(hospital, model, tmp_path):
     again = experiment(tmp_path, hospital)
     day = today + dt.timedelta(days=100)
     words = [directory, model, hospital.address, hospital.credentials, day, again]
-    killed = subprocess.run([sys.executable, "-c", KILLED_TRAINING, *map(str, words)], check=False, capture_output=True)
+    killed = subprocess.run([*KILLED, "training", *map(str, words)], check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     charged = spent(hospital)
     second = made(day + dt.timedelta(days=1), experiment=again)  # no round is due, and the training goes on

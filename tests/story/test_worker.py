@@ -270,20 +270,10 @@ def test_a_worker_that_dies_between_steps_is_not_noticed(pool):
     assert features.shape == (40, 6)
 
 
-def test_workers_end_with_their_curator_however_it_ends(tmp_path):
+def test_workers_end_with_their_curator_however_it_ends():
     """SIGKILL leaves no time to tidy up: an idle worker sees its channel close, a busy one its lifeline."""
-    program = f"""
-import threading, time
-from dpswd.private_curator.sandbox.pool import WorkerPool
-from dpswd.private_curator.sandbox.process import WorkerSettings
-made = WorkerPool(WorkerSettings("cpu", 1, 1 << 29, 600.0, program={PROGRAM!r}), workers=2)
-made.ready()
-busy = made._idle.get().worker
-threading.Thread(target=busy.ask, args=({{"op": "sleep", "seconds": 600}},), kwargs={{"deadline": 1e9}}).start()
-print(*made.pids, flush=True)
-time.sleep(600)
-"""
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as curator:
+    program = [sys.executable, str(Path(__file__).with_name("two_workers.py"))]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as curator:
         try:
             pids = [int(word) for word in curator.stdout.readline().split()]
             assert len(pids) == 2

@@ -52,7 +52,7 @@ def mocked():
 @pytest.mark.statistical
 class TestLiveCurators:
     def test_no_bound_lies_above_the_claim_without_a_fault(self, audit):
-        results = audited_unbroken(audit, [COEFFICIENTS, GRADIENT], 120)
+        results = audited_unbroken(audit, [COEFFICIENTS, GRADIENT], 60)
         assert all(1.0 < one.claim.exact <= one.claim.ledger < 1.3 * one.claim.exact for one in results)
         text = page({FAULTLESS: results}, [COEFFICIENTS, GRADIENT], Setup("test", 0.02, ALPHA, 0.1, process=False))
         assert text.count("| no |") == len(results)

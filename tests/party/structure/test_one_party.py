@@ -86,14 +86,16 @@ def required(*extras: str) -> set[str]:
     return {name for name, _ in requirements}
 
 
+owners = functools.cache(metadata.packages_distributions)
+
+
 @functools.cache
 def blocked(*extras: str) -> set[str]:
     """The first words of imports that no distribution of `required` brings, though something here does."""
     may = required(*extras)
-    owners = metadata.packages_distributions()
     return {
         module
-        for module, names in owners.items()
+        for module, names in owners().items()
         if module not in ("dpswd", "benchmarks", "tests") and not {canonicalize_name(name) for name in names} & may
     }
 
@@ -160,11 +162,10 @@ def test_a_partys_command_loads_nothing_of_the_other(party):
 
 def test_what_one_party_alone_needs_is_not_in_the_base():
     """Each base dependency is imported by both parties or by what they share."""
-    owners = metadata.packages_distributions()
     seen = {}
     for place in ("private_curator", "public_client", "shared"):
         named = {name for file in (ROOT / place).rglob("*.py") for name in imported(file) - {"google"}}
-        seen[place] = {canonicalize_name(each) for name in named for each in owners.get(name, ())}
+        seen[place] = {canonicalize_name(each) for name in named for each in owners().get(name, ())}
     both = seen["shared"] | (seen["private_curator"] & seen["public_client"]) | {"protobuf"}
     base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
     assert base <= both, f"move to an extra: {base - both}"

@@ -42,6 +42,7 @@ from dpswd.shared.core.ledger.receipts import canonical_json
 from dpswd.shared.models.adapted import CERTIFICATE
 from dpswd.shared.models.model_file import metadata_of, model_bytes
 
+pytestmark = pytest.mark.usefixtures("short_tuning")
 COLUMNS, CLASSES, SEED, RECORDS = 6, 3, 4, 2000
 FILE = "made.safetensors"
 
@@ -133,9 +134,11 @@ def of_publication(folder):
 
 
 GAUSSIAN = Gaussian(low=0.0, high=1.0, typical=0.7)
-IMAGES = Replayed(low=0.0, axes=20, coordinates=10, waves=12, width=4, pretraining=3, updates=6, images=30, looked=9)
+IMAGES = Replayed(
+    low=0.0, axes=20, coordinates=10, waves=12, width=4, pretraining=3, updates=6, images=30, looked=9, tries=2
+)
 TABLE = tuple(Column(name=f"x{i}", kind="numeric", low=0.0, high=1.0, bins=4) for i in range(COLUMNS))
-QUICK = Replay(directions=50, tuning_steps=100, source_records=600)
+QUICK = Replay(directions=50, tuning_steps=20, source_records=600)
 KINDS = {
     "replay": of_method(QUICK),
     "statistics": of_method(Statistics()),
@@ -205,13 +208,18 @@ def test_another_source_or_another_ledger_is_detected(made):
     assert "another ledger's key" in findings_of(folder, Made(bytes(32), own.model, own.source))
 
 
-def test_replies_of_another_run_are_detected(made, tmp_path):
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    of_method(QUICK)(folder)
+    return folder
+
+
+def test_replies_of_another_run_are_detected(made, elsewhere, tmp_path):
     folder, own = made
     for file in folder.glob("made.*"):
         shutil.copy(file, tmp_path)
-    (tmp_path / "other").mkdir()
-    of_method(QUICK)(tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "made.evidence", tmp_path)
+    shutil.copy(elsewhere / "made.evidence", tmp_path)
     assert "the evidence is not the one that was certified" in findings_of(tmp_path, own)
 
 

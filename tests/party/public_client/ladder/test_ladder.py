@@ -64,9 +64,9 @@ def connected(*hospitals):
 @pytest.fixture(scope="module")
 def trained() -> Named:
     torch.manual_seed(0)
-    network, (images, labels) = Named(), made_images(2400, 1)
+    network, (images, labels) = Named(), made_images(1200, 1)
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
-    for _ in range(12):
+    for _ in range(24):
         for part in torch.randperm(len(images)).split(120):
             loss = functional.cross_entropy(network(images[part]), labels[part])
             optimizer.zero_grad()
@@ -142,7 +142,7 @@ def test_an_epsilon_that_bears_no_rung_is_refused_before_anything_is_asked(train
 def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_path):
     images, labels = made_images(RECORDS, 2)
     shifted = (0.35 * images - 0.5).clamp(-1, 1)
-    source = made_images(2400, 1)
+    source = made_images(1200, 1)
     before = accuracy(trained, shifted, labels)
     assert before < 60.0
     with connected((shifted, 4.0)) as (hospital,):
@@ -173,7 +173,7 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
 def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_stays(trained):
     images, _ = made_images(RECORDS, 2)
     with connected((images, 2.0)) as (hospital,):
-        adapted = adapt(trained, made_images(2400, 1), hospital, epsilon=2.0, progress=False)
+        adapted = adapt(trained, made_images(1200, 1), hospital, epsilon=2.0, progress=False)
         assert [answer.rung for answer in adapted.answers] == [GLANCE]
         assert not adapted.changed
         assert str(adapted).startswith("Your model is kept for rehearsal: its layers see what they saw of your source")
@@ -194,7 +194,7 @@ def test_a_hospital_that_answers_no_further_leaves_what_was_reached(trained, mon
 
     monkeypatch.setattr(DomainAdaptation, "fit", refused)
     with connected((shifted, 4.0)) as (hospital,):
-        adapted = adapt(trained, made_images(2400, 1), hospital, epsilon=4.0, progress=False)
+        adapted = adapt(trained, made_images(1200, 1), hospital, epsilon=4.0, progress=False)
     assert [answer.rung for answer in adapted.answers] == [GLANCE, LAYERS]
     assert "answers no further" in adapted.ended
     assert accuracy(adapted.module, shifted, labels) > accuracy(trained, shifted, labels)
@@ -233,10 +233,10 @@ def test_what_is_no_connection_is_refused_in_words(trained, hospital):
 def test_one_hospital_that_is_exhausted_leaves_the_other_alone_and_is_named(trained):
     images = made_images(RECORDS, 2)[0]
     with connected((images, 2.0), (images, 0.5)) as (large, small):
-        adapted = adapt(trained, made_images(2400, 1), {"large": large, "small": small}, epsilon=2.0, progress=False)
+        adapted = adapt(trained, made_images(1200, 1), {"large": large, "small": small}, epsilon=2.0, progress=False)
         assert (large.describe().spent > 0.0, small.describe().spent) == (True, 0.0)
         with pytest.raises(BudgetExhausted):
-            adapt(trained, made_images(2400, 1), {"small": small}, epsilon=2.0, progress=False)
+            adapt(trained, made_images(1200, 1), {"small": small}, epsilon=2.0, progress=False)
     assert isinstance(adapted["small"].lost, BudgetExhausted)
     assert str(adapted).startswith("Your model was kept for large, small.")
     assert "small was left out, and your model stays as it is: BudgetExhausted" in str(adapted)
@@ -267,7 +267,7 @@ def test_several_hospitals_are_asked_each_by_itself(trained):
     images, labels = made_images(RECORDS, 2)
     shifted = (0.35 * images - 0.5).clamp(-1, 1)
     with connected((images, 4.0), (shifted, 4.0)) as (plain, moved):
-        adapted = adapt(trained, made_images(2400, 1), {"plain": plain, "moved": moved}, epsilon=4.0, progress=False)
+        adapted = adapt(trained, made_images(1200, 1), {"plain": plain, "moved": moved}, epsilon=4.0, progress=False)
     assert {name: own.changed for name, own in adapted.items()} == {"plain": False, "moved": True}
     assert str(adapted).startswith("Your model was changed for moved; kept for plain.")
     assert accuracy(adapted["moved"].module, shifted, labels) > accuracy(trained, shifted, labels) + 20.0
