@@ -23,6 +23,13 @@ def small(name, **settings):
     return kind(**{key: value for key, value in _SMALL.items() if key in names} | settings)
 
 
+def of_every_method(*more):
+    """All methods as parameters; `make test` takes one of many steps, one of one release, one of several questions."""
+    quick = ("rows", "replay", "normalisation")
+    marks = {name: () if name in quick else pytest.mark.exhaustive for name in method_kinds()}
+    return [pytest.param(name, *more, marks=mark) for name, mark in marks.items()]
+
+
 def trained_by(name, model, loader, hospital, *, settings=None, wishes=None, shared=False, seed=0, **options):
     """A copy of (extractor, classifier), trained by the method of this name."""
     method = method_kinds()[name].from_json({"name": name, **(settings or {})})

@@ -1,7 +1,6 @@
 """A watch that is killed by SIGKILL: in the moment after a round's charge, or after a training's last step.
 
-``python killed_watch.py round WORDS...`` types a command, ``training DIRECTORY MODEL ADDRESS CREDENTIALS DAY EXPERIMENT``
-calls the library.
+``python killed_watch.py round WORDS...`` types a command; ``training`` calls the library with what `watch` is given.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from small_methods import require_all_asked, small
+from small_methods import of_every_method, require_all_asked, small
 
 from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.data.datasets import Labelled
@@ -153,7 +153,7 @@ def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, serve
     assert answered == list(range(1, drawn + 1))
 
 
-@pytest.mark.parametrize("method", method_kinds())
+@pytest.mark.parametrize("method", of_every_method())
 @pytest.mark.long
 def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path, method):
     """It is charged and gone; the training goes on with the run's next step, also where the request was resumed."""
@@ -174,7 +174,10 @@ def test_a_step_that_the_curator_gives_up_is_left_out(connect, served, tmp_path,
     assert answered == [1, 2, 4, 5, 6][: drawn - 1]
 
 
-@pytest.mark.parametrize("answered", [0, 3, STEPS - 1])
+@pytest.mark.parametrize(
+    "answered",
+    [pytest.param(0, marks=pytest.mark.exhaustive), 3, pytest.param(STEPS - 1, marks=pytest.mark.exhaustive)],
+)
 @pytest.mark.parametrize("method", ["all-weights", "finetune"])
 def test_a_resumed_training_ends_where_an_uninterrupted_one_does(connect, served, tmp_path, method, answered):
     """Whichever answer is the one that a killed client did not see any more; the source is one batch."""

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from small_methods import require_all_asked, small
+from small_methods import of_every_method, require_all_asked, small
 
 from dpswd import DomainAdaptation, Federation
 from dpswd.public_client.data.datasets import Labelled
@@ -135,7 +135,7 @@ def test_requests_of_a_step_are_under_way_at_the_same_time(connect, sites, metho
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "shared"),
-    [*((method, True) for method in method_kinds()), *((method, False) for method in OF_ITS_OWN)],
+    [*of_every_method(True), *((method, False) for method in OF_ITS_OWN)],
 )
 def test_a_site_that_fails_in_mid_training_is_reported_and_resumed_later(
     connect, sites, method, shared, tmp_path, caplog
@@ -173,7 +173,7 @@ def test_an_exhausted_site_is_left_out_and_spends_nothing(connect, sites, method
     assert sites["south"].curator.spent == 4.5
 
 
-@pytest.mark.parametrize(("method", "shared"), [*((method, True) for method in method_kinds()), ("finetune", False)])
+@pytest.mark.parametrize(("method", "shared"), [*of_every_method(True), ("finetune", False)])
 @pytest.mark.long
 def test_a_site_that_goes_down_before_its_run_is_open_is_left_out(connect, sites, method, shared):
     """It answers when the plan is priced, and no more when the run would be opened."""
