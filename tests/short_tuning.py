@@ -1,4 +1,4 @@
-"""The client with a tenth of the steps of a view's fit and a thirtieth of the updates after it; the rest is its own.
+"""The client with a tenth of a view's steps, a thirtieth of the updates after it, a third of the directions; all else is its own.
 
 Where a page or an example is run as it stands, what is delivered and charged is looked at, and how many updates it took
 proves nothing: `shortened` for this process, the program for others.
@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from dpswd import Replay
 from dpswd.public_client.cli.main import main
 from dpswd.public_client.ladder.rungs import RUNGS, VIEWS
 from dpswd.public_client.replay import posterior
 
-STEPS = 50
+SHORT = {"directions": 60, "tuning_steps": 50}
 ROUNDS = tuple(posterior._Round(*each) for each in ((4, 4, 1.0), (3, 6, 1.0), (2, 10, 0.5), (1, 12, 0.5)))
 
 
 @contextlib.contextmanager
 def shortened() -> Iterator[None]:
-    """While the block runs, a replay is short if it names no number of updates, the ladder's as well."""
+    """While the block runs, a replay is short if it names neither directions nor updates, the ladder's as well."""
     defaults, (ladders,) = Replay.__init__.__kwdefaults__, (rung.method for rung in RUNGS if rung.name == VIEWS)
-    usual, rounds = ladders.tuning_steps, posterior._ROUNDS
+    usual, rounds = {name: getattr(ladders, name) for name in SHORT}, posterior._ROUNDS
     try:
         posterior._ROUNDS = ROUNDS
-        defaults["tuning_steps"] = STEPS
-        object.__setattr__(ladders, "tuning_steps", STEPS)
+        _set(defaults, ladders, SHORT)
         yield
     finally:
         posterior._ROUNDS = rounds
-        defaults["tuning_steps"] = usual
-        object.__setattr__(ladders, "tuning_steps", usual)
+        _set(defaults, ladders, usual)
+
+
+def _set(defaults: dict[str, Any], method: Replay, values: dict[str, int]) -> None:
+    defaults |= values
+    vars(method).update(values)  # it is frozen
 
 
 if __name__ == "__main__":

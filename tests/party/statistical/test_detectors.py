@@ -23,7 +23,7 @@ from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
 
 PAIRS = 100_000
-_ROUNDS = 4
+_ROUNDS = 8
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +73,12 @@ def test_no_operation_tells_one_record(pool):
     """Some hundred pairs of all operations; every record of the batch is the target.
 
     Power: a delay that one record of the smallest batch makes when all that is computed of it takes four times as long
-    is found. On an unsteady machine that takes more pairs, up to four times as many. False alarm: 1e-6, shared by all
+    is found. On an unsteady machine that takes more pairs, up to eight times as many. False alarm: 1e-6, shared by all
     the places where it may end.
     """
     generator, seen = np.random.default_rng(), np.empty((0, 2, 2))
     for _ in range(_ROUNDS):
-        pairs = watched(pool, CASES, pairs=8, generator=generator, targets=MIN_BATCH_SIZE)
+        pairs = watched(pool, CASES, pairs=4, generator=generator, targets=MIN_BATCH_SIZE)
         seen = np.concatenate([seen, *pairs.values()])
         delay = judge(planted(seen, 3 / MIN_BATCH_SIZE, generator), generator)
         if delay.pvalue < ALPHA:

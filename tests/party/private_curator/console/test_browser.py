@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import io
+import itertools
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from console_home import home_with_a_past
+from exploring import EXPLORING
 from forked_starts import suspended
 from PIL import Image
 from real_browser import audit, prefer, started
@@ -332,11 +334,14 @@ def test_a_page_shows_what_happens_elsewhere_and_keeps_what_is_typed(browser, ho
 
 
 def _look_everywhere(browser, console: str, home) -> None:
-    """Every page in both schemes and at both widths: no way sideways, readable text, no script, no complaint."""
+    """Every page in both schemes and at both widths: no way sideways, readable text, no script, no complaint.
+
+    The width takes no part in a colour, nor the scheme in a width: all pairs of them are for `make test-exhaustive`.
+    """
     pages = [path for path, _ in PLACES] + [f"/runs/{home.read_ledger().runs[1].run_id}"]
     pictures = os.environ.get("DPSWD_CONSOLE_PICTURES")
-    for width in (360, 1200):
-        for scheme in ("light", "dark"):
+    for width, scheme in itertools.product((360, 1200), ("light", "dark")):
+        if EXPLORING or (width, scheme) in PICTURED:
             prefer(browser, scheme)
             _measure(browser, width, 800)
             for path in pages:
