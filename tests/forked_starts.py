@@ -283,6 +283,9 @@ def main(number: int) -> None:
     gc.disable()  # what is loaded stays: a search for garbage in it takes a quarter of the time
     for name in LOADED:
         importlib.import_module(name)
+    from dpswd.shared.core.noise.grid_gaussian import grid_gaussian_table
+
+    grid_gaussian_table()  # the same in every process that draws noise: a third of a second
     gc.collect()
     gc.freeze()  # what is never looked at by a child's collector stays the same page for all of them
     gc.enable()

@@ -53,7 +53,7 @@ def rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(count, COLUMNS, generator=generator) * 0.4 + 0.2 * labels[:, None], labels
 
 
-SOURCE = rows(600, 1)
+SOURCE = rows(300, 1)
 
 
 def network(seed: int = 0) -> Model:
@@ -138,7 +138,7 @@ IMAGES = Replayed(
     low=0.0, axes=20, coordinates=10, waves=12, width=4, pretraining=3, updates=6, images=30, looked=9, tries=2
 )
 TABLE = tuple(Column(name=f"x{i}", kind="numeric", low=0.0, high=1.0, bins=4) for i in range(COLUMNS))
-QUICK = Replay(directions=50, tuning_steps=20, source_records=600)
+QUICK = Replay(directions=20, tuning_steps=20, source_records=300)
 KINDS = {
     "replay": of_method(QUICK),
     "statistics": of_method(Statistics()),
