@@ -1,4 +1,4 @@
-"""The client with a tenth of a view's steps, a thirtieth of the updates after it, a third of the directions; all else is its own.
+"""The client with a tenth of a view's steps, a thirtieth of the updates after it and a third of the directions.
 
 Where a page or an example is run as it stands, what is delivered and charged is looked at, and how many updates it took
 proves nothing: `shortened` for this process, the program for others.

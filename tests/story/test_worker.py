@@ -221,7 +221,7 @@ def test_one_client_s_upload_does_not_delay_another_s(limited):
     assert len(pool._uploads) <= 1, "one worker is kept for the next upload"
 
 
-def test_who_waits_for_a_worker_that_is_closed_meanwhile_is_told_so():
+def test_a_pool_that_is_closed_says_so_to_whoever_waits():
     """Once `ready` said that no worker could be started; the curator took that for an incident."""
     starting = "import json, os, sys; os.read(json.loads(sys.stdin.readline())['lifeline'], 1)"  # and never ready
     pool, own = WorkerPool(settings(program=(sys.executable, "-I", "-c", starting)), workers=1), source(small())

@@ -131,7 +131,7 @@ def _deaths():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("failure", "method"), _deaths())
+@pytest.mark.parametrize(("failure", "method"), list(_deaths()))
 def test_a_client_that_dies_goes_on_without_spending_a_step_twice(connect, served, tmp_path, failure, method):
     if failure == "open":  # the whole run was charged, the answer was lost
         served.curator.lose_open_answer = True
