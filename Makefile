@@ -23,7 +23,7 @@ help:
 	@echo "make demo              adapt a model to a rehearsal hospital on this machine (about two minutes)"
 	@echo "make test              lint, types, import directions and the tests, the story in containers too"
 	@echo "make test-quick        lint, types and the tests that start no process and open no socket, without long searches"
-	@echo "make test-exhaustive   random kills, long timing runs, the air gap, ten times the examples, new seeds (hours)"
+	@echo "make test-exhaustive   random kills, long timing runs, the air gap, twenty times the examples, new seeds (hours)"
 	@echo "make test-containers   all that is tested in containers: two hospitals, lost networks, the air gap too"
 	@echo "make docs              build the documentation site into .build/site"
 	@echo "make accountant-table  write docs/privacy/accountant.md"

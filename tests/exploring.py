@@ -1,7 +1,7 @@
 """How much a test tries that could try for ever: a fixed part in `make test`, far more in `make test-exhaustive`.
 
 Examples and random moments are the same at every `make test`, so that one commit has one answer. `make test-exhaustive`
-draws new ones at every run, ten times as many, and runs the tests marked `exhaustive`, which are long.
+draws new ones at every run, twenty times as many, and runs the tests marked `exhaustive`, which are long.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import random
 
 EXPLORING = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-_TIMES = 10
+_TIMES = 20
 
 
 def tried(usual: int) -> int:

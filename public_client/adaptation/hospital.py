@@ -221,13 +221,7 @@ class Hospital(AbstractContextManager["Hospital"]):
             BudgetExhausted: the plan does not fit; nothing was spent.
         """
         return generate(
-            self.curator,
-            plan,
-            extractor=extractor,
-            seed=seed,
-            device=device,
-            directory=directory,
-            progress=progress,
+            self.curator, plan, extractor=extractor, seed=seed, device=device, directory=directory, progress=progress
         )
 
     def plan_evaluation(self, evaluation: Evaluate | None = None, *, epsilon: float, model: Any = None) -> Plan:

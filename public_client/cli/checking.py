@@ -78,11 +78,7 @@ def check(
         if output == "text" and not wrong:
             files.append(_words_for(path))
     report = verification.verify(
-        entries,
-        public_key=public_key,
-        ledger=view,
-        earlier=[_lines(path) for path in earlier],
-        complete=not partial,
+        entries, public_key=public_key, ledger=view, earlier=[_lines(path) for path in earlier], complete=not partial
     )
     findings = (*unreadable, *report.findings)
     if output == "json":

@@ -115,9 +115,7 @@ class Generator:
     def on(self, device: torch.device) -> Generator:
         """The same generator that draws on a device; what is drawn is on the CPU, and the same but for rounding."""
         return replace(
-            self,
-            decoder=self.decoder.on(device),
-            labeller=None if self.labeller is None else self.labeller.on(device),
+            self, decoder=self.decoder.on(device), labeller=None if self.labeller is None else self.labeller.on(device)
         )
 
     @property

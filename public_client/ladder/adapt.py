@@ -315,12 +315,7 @@ class _Climb:
 
     def _asked(self, name: str, plan: Plan, model: Model) -> Site:
         adaptation = DomainAdaptation(
-            model.extractor,
-            model.classifier,
-            hospital=self.hospital,
-            plan=plan,
-            source_epochs=0,
-            **self.common,
+            model.extractor, model.classifier, hospital=self.hospital, plan=plan, source_epochs=0, **self.common
         )
         adaptation.fit(self.batches, checkpoint=self.directory and self.directory / name, **self.watching)
         (site,) = adaptation.sites.values()

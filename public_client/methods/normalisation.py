@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,11 +23,11 @@ from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.normalisation.columns import MOST, Columns
 from dpswd.public_client.normalisation.conversation import Asked, Conversation
 from dpswd.public_client.normalisation.probes import INPUT, Place, Probed, find_places
-from dpswd.public_client.normalisation.reference import Values
+from dpswd.public_client.normalisation.reference import Labels, Values
 from dpswd.public_client.normalisation.verdict import Verdict, moves_in_words
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
-from dpswd.public_client.plans.recipe import RunTerms, not_one_of, not_positive
+from dpswd.public_client.plans.recipe import RunTerms, not_one_of
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training, write_histories
 from dpswd.public_client.training.method import Method
@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 UNCHANGED = "kept"
 _MADE_RECORDS = 8  # of which the sizes of a network's layers are found, for a price
 _AT_ONCE = 256  # records whose statistics are computed together
+_TRIED = 128, 1000  # records by which it is tried whether moves are better undone, as many as have
+_VALUES = 2**21  # values together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,6 @@ class Normalisation(Method):
         asks: "first": one release of all layers, which tells whether class frequencies or channels have changed;
             "layers": one release for each layer; "all": both in one run.
         moves: for "layers", how far each layer is thought to have moved (`Conversation.moves` of a first pass).
-        clip: radius of the clip, in units of the distance that source records and the move have together.
     """
 
     name = "normalisation"
@@ -62,15 +63,13 @@ class Normalisation(Method):
 
     asks: Literal["all", "first", "layers"] = "all"
     moves: tuple[float, ...] = ()
-    clip: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "moves", tuple(self.moves))  # a list where it comes from JSON
         super().__post_init__()
 
     def problems(self) -> list[str]:
-        wrong = not_one_of(self, "asks", ("all", "first", "layers"))
-        return [*super().problems(), *wrong, *not_positive(self, "clip")]
+        return [*super().problems(), *not_one_of(self, "asks", ("all", "first", "layers"))]
 
     def declaration(self, run: RunTerms) -> Payload:
         """See `Recipe`: one replaced record moves a sum by at most 1."""
@@ -109,7 +108,7 @@ class Normalisation(Method):
         """What is asked in an open run of this plan: with few steps neighbouring layers in one question."""
         steps = plan.steps
         first = {"first": steps, "layers": 0, "all": max(steps - layers, -(-steps // 3))}[self.asks]
-        return Asked(first, min(layers, steps - first), self.clip, self.moves, records=plan.batch_size, sigma=sigma)
+        return Asked(first, min(layers, steps - first), self.moves, records=plan.batch_size, sigma=sigma)
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph for all sites, one network each."""
@@ -129,13 +128,15 @@ class Normalisation(Method):
             if group.store is not None:
                 # What a training that goes on must not compute anew: of other source records it would be another.
                 state = {"places": [asdict(place) for place in places], "vectors": vectors, "labels": labels}
-                state["records"] = records if places[0].path == INPUT else records[:0]
+                state["records"] = records if places[0].path == INPUT else records[_evenly(records)]
                 group.store.write("layers", state)
         else:
             vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
         ready = self.ready(probed, group.record_shape())
-        source = vectors.double().numpy(), labels.numpy()
         movable = places[0].path == INPUT and places[0].channels <= MOST
+        chosen = _evenly(records[:1].expand(len(labels), *records.shape[1:]))
+        tried = (records if len(records) < len(labels) else records[chosen]), labels[chosen].numpy()
+        source = vectors.double().numpy(), labels.numpy(), tried
 
         def run(site: Site) -> LayersRun:  # a probe holds what it saw last: each site has its own
             columns = Columns(copy.deepcopy(probed), records, labels.numpy()) if movable else None
@@ -167,7 +168,7 @@ class LayersRun(Release[SumsReply]):
 
     Args:
         probed: the network, of which the run takes a copy.
-        source: (m, d) statistics of public records under it, and their classes (m,).
+        source: (m, d) statistics of public records under it, their classes (m,), and what a conversation tries.
         columns: of these records, where they can be moved for themselves.
 
     Attributes:
@@ -181,7 +182,7 @@ class LayersRun(Release[SumsReply]):
         ready: Declarable,
         plan: Plan,
         probed: Probed,
-        source: tuple[Values, np.ndarray[Any, np.dtype[np.int64]]],
+        source: tuple[Values, Labels, tuple[Tensor, Labels]],
         columns: Columns | None = None,
         *,
         checkpoint: Checkpoint | None = None,
@@ -221,21 +222,24 @@ def statistics_of(probed: Probed, records: Tensor) -> Tensor:
         return torch.cat([probed(part) for part in torch.split(records, _AT_ONCE)])
 
 
-def delivered(talk: Conversation, probed: Probed, record_shape: tuple[int, ...]) -> tuple[Model | None, str]:
-    """What a site is given, None where its model is kept, and why.
+def _evenly(records: Tensor) -> Tensor:
+    """Numbers of those by which it is tried whether moves are better undone, from all parts of the source."""
+    most = min(max(_TRIED[0], _VALUES // records[0].numel()), _TRIED[1])
+    return torch.arange(len(records))[:: -(-len(records) // most)]
 
-    Args:
-        talk: that was had with it.
-        probed: its network.
-        record_shape: of one record.
-    """
+
+def _delivered(talk: Conversation, probed: Probed, record_shape: tuple[int, ...]) -> tuple[Model | None, str]:
+    """What a site is given after a conversation, None where its model is kept, and why."""
     verdict, model = talk.verdict, _split(probed)
     if verdict is not None and verdict.frequencies is not None:
         scores = int(model.classifier(model.extractor(torch.zeros(2, *record_shape))).shape[1])
         return Model(model.extractor, nn.Sequential(model.classifier, _correction(verdict, scores))), str(verdict)
     if not any(layer.mean or layer.deviation for layer in talk.layers):
         return None, str(verdict) if verdict is not None else "no layer has moved, so far as the release tells"
-    return model, f"its layers' statistics are the hospital's now; channels had moved {moves_in_words(talk.layers)}"
+    far = moves_in_words(talk.layers)
+    if not talk.helps:
+        return None, f"channels have moved {far}; to undo what is known of it is not expected to help"
+    return model, f"its layers' statistics are the hospital's now; channels had moved {far}"
 
 
 def _split(probed: Probed) -> Model:
@@ -256,7 +260,7 @@ def _correction(verdict: Verdict, scores: int) -> FeatureAffine:
 
 
 def _install(site: Site, talk: Conversation, probed: Probed, training: Training) -> None:
-    model, finding = delivered(talk, probed, site.plan.record_shape)
+    model, finding = _delivered(talk, probed, site.plan.record_shape)
     if model is None:
         site.outcome, model = UNCHANGED, training.model
     moved = Model(model.extractor.to(training.device).eval(), model.classifier.to(training.device).eval())

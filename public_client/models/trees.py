@@ -18,14 +18,7 @@ from dpswd.public_client.models import ensembles
 from dpswd.public_client.models.agreement import compare, made_records
 from dpswd.public_client.models.columns import Atom, Column, Form, Table, combined, unsupported
 from dpswd.public_client.models.ensembles import Ensemble, Outputs
-from dpswd.public_client.models.packing import (
-    LARGEST,
-    Leaves,
-    finished,
-    matrix,
-    packed,
-    with_two_classes,
-)
+from dpswd.public_client.models.packing import LARGEST, Leaves, finished, matrix, packed, with_two_classes
 from dpswd.public_client.models.preparation import prepared
 from dpswd.shared.core.errors import InvalidValue
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dpswd.public_client.normalisation.columns import Columns
-from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, moved
+from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, log_variances, moved
 from dpswd.public_client.normalisation.probes import Place, Probed
 from dpswd.public_client.normalisation.reference import Labels, Reference, Values, scales
 from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verdict, layer_moves, weighed
@@ -29,6 +29,8 @@ _OFF = 1e-12
 """What statistics that are not asked for are multiplied with: nothing of them is left after rounding."""
 _FAR = 0.6
 """Part of the clip's radius beyond which an answer says little of a move's length."""
+_DRAWS, _SURE = 8, 2.0  # of all layers' moves, and standard errors by which undoing them must gain
+_LEAST = 1e-6
 _LEFT = 0.25
 """Part of a layer's move under the source's network that is expected where earlier layers are adapted. Too small costs
 little: beyond the clip the direction is released all the same, and the length follows from how many lie beyond."""
@@ -41,7 +43,6 @@ class Asked:
     Attributes:
         first: how often all layers together; 0 for not at all.
         groups: of neighbouring layers, each asked by itself where the first answers give reason to.
-        clip: radius of the clip, in units of the distance that source records and the move have together.
         moves: (L,) how far each layer is thought to have moved, where the first pass was a run of its own; empty for
             unknown.
         records: n.
@@ -50,7 +51,6 @@ class Asked:
 
     first: int
     groups: int
-    clip: float
     moves: tuple[float, ...]
     records: int
     sigma: float
@@ -63,23 +63,24 @@ class Conversation:
         probed: the network; its probes are moved as the answers say.
         vectors: (m, d) statistics of public records under the source's network.
         labels: (m,) their classes.
+        tried: public records (k, ...) and their classes (k,), by which is tried whether moves are better undone.
         asked: what is asked.
         columns: of the records, where they can be moved for themselves.
 
     Attributes:
         verdict: of the first pass; None before, or without one.
         layers: how far each layer that was asked had moved.
+        helps: whether undoing that is expected to.
     """
 
     def __init__(
-        self,
-        probed: Probed,
-        vectors: Values,
-        labels: Labels,
-        asked: Asked,
+        self, probed: Probed, vectors: Values, labels: Labels, tried: tuple[Tensor, Labels], asked: Asked,
         columns: Columns | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._probed, self._vectors, self._labels, self._asked, self._columns = probed, vectors, labels, asked, columns
+        self._tried, self.helps = tried, False
+        self._draws: list[Tensor] = []  # of each layer that was asked, (draws, 2, c) offsets and logs that may be true
+        self._generator = torch.Generator().manual_seed(0)
         self.verdict: Verdict | None = None
         self.layers: tuple[LayerMove, ...] = ()
 
@@ -91,6 +92,7 @@ class Conversation:
         spare = (yield from self._of_all()) if self._asked.first else 0
         if self._asked.groups and (self.verdict is None or self.verdict.outcome in (CHANNELS, BOTH, UNDECIDED)):
             yield from self._by_layer(spare)
+            self.helps = self._expected_to_help()
 
     def _of_all(self) -> Generator[FeatureMap, Values, int]:
         """The same question until it is clear what has happened; how many questions that leaves over."""
@@ -132,7 +134,7 @@ class Conversation:
                 reference = self._reference(chosen, distance)
                 answer = yield self._map(reference, chosen, move)
                 observed = self._observed(answer, reference, chosen)
-                shift = moved(observed, reference, deviations, before)
+                shift, doubt = moved(observed, reference, deviations, before)
                 undone = reference.undone(shift, observed.noise, observed.records)
                 move = move + undone
                 if not spare or np.linalg.norm(shift * reference.scale) < _FAR * reference.radius:
@@ -142,7 +144,24 @@ class Conversation:
             for layer in group:
                 own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)
                 source = self._vectors[:, parts[layer]].mean(axis=0)
-                self._probed.probes[layer].move(*_offset_and_ratio(self._places[layer], move[own], source))
+                law, about = _offset_and_log(self._places[layer], move[own], doubt[own], source)
+                self._probed.probes[layer].move(law[0], law[1].exp())
+                normal = torch.randn(_DRAWS, *law.shape, generator=self._generator)
+                self._draws.append(law + about * normal)
+
+    def _expected_to_help(self) -> bool:
+        """Whether more public records, moved layer by layer by draws from the posterior, are right with that undone.
+
+        What a release of much noise leaves open, or what the network stands anyway, is better not undone.
+        """
+        records, labels = self._tried
+        gains, classes = [], torch.from_numpy(labels)
+        for moves in zip(*self._draws, strict=True):
+            with torch.no_grad():
+                scores = [self._probed.where(moves, undone=each)(records) for each in (True, False)]
+            after, before = ((each.argmax(dim=1) == classes).double().mean() for each in scores)
+            gains.append(float(after - before))
+        return float(np.mean(gains)) > _SURE * float(np.std(gains, ddof=1)) / math.sqrt(_DRAWS)
 
     @property
     def _places(self) -> tuple[Place, ...]:
@@ -154,7 +173,7 @@ class Conversation:
         return [slice(int(end) - 2 * place.channels, int(end)) for end, place in zip(ends, self._places, strict=True)]
 
     def _reference(self, chosen: npt.NDArray[np.bool_], distance: float) -> Reference:
-        return Reference.of(self._vectors[:, chosen], self._labels, clip=self._asked.clip, distance=distance)
+        return Reference.of(self._vectors[:, chosen], self._labels, distance=distance)
 
     def _map(self, reference: Reference, chosen: npt.NDArray[np.bool_], move: Values | float = 0.0) -> FeatureMap:
         center, scale = np.zeros(len(chosen)), np.full(len(chosen), _OFF)
@@ -174,21 +193,26 @@ def _deviations(places: tuple[Place, ...]) -> Values:
     return np.concatenate([np.repeat([0.0, 1.0], place.channels) for place in places])
 
 
-def _offset_and_ratio(place: Place, move: Values, before: Values) -> tuple[Tensor, Tensor]:
-    """Where channels lie and their variances, in units of the source's, from how far their statistics have moved.
+def _offset_and_log(place: Place, move: Values, doubt: Values, before: Values) -> tuple[Tensor, Tensor]:
+    """Where channels lie and the logarithms of their variances, in units of the source's; and how far that is open.
 
     Within places the variance is taken to change by as much as between records.
 
     Args:
         place: of the layer.
         move: (2 c,) of the statistics.
+        doubt: (2 c,) the deviation of that.
         before: (2 c,) the source's statistics.
+
+    Returns:
+        (2, c) each: of offsets and of logarithms.
     """
-    c = place.channels
-    offset = move[:c]
+    (offset, other), (of_offset, of_other), (mean, own) = (each.reshape(2, -1) for each in (move, doubt, before))
     if place.single:  # of squares
-        ratio = before[c:] - before[:c] ** 2 + move[c:] - 2.0 * before[:c] * offset - offset**2
-        ratio = ratio / np.maximum(before[c:] - before[:c] ** 2, 1e-6)
+        one = np.maximum(own - mean**2, _LEAST)
+        variance = (own + other - (mean + offset) ** 2) / one
+        logs, about = log_variances(variance, np.hypot(of_other, 2.0 * (mean + offset) * of_offset) / one + _LEAST)
     else:
-        ratio = (np.maximum(before[c:] + move[c:], 0.0) / before[c:]) ** 2
-    return torch.from_numpy(offset).float(), torch.from_numpy(ratio).float()
+        there = np.maximum(own + other, _LEAST * own)
+        logs, about = 2.0 * np.log(there / own), 2.0 * of_other / there
+    return torch.from_numpy(np.stack([offset, logs])).float(), torch.from_numpy(np.stack([of_offset, about])).float()

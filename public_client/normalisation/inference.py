@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ _DEVIATIONS = (0.3, 1.0, 3.0)
 _ALONG = (0.0, 0.1, 0.3, 1.0, 3.0)
 _MOST_CUT = 32  # classes, of which the cut at zero is taken into account
 _TINY = 1e-12
+_LOGS, _SPREADS = np.linspace(-4.0, 4.0, 161), np.array((0.05, 0.1, 0.2, 0.4, 0.8))
 FREQUENCY_WIDTHS = (0.1, 0.2, 0.4, 0.8)
 
 AS_IT_IS, FREQUENCIES, CHANNELS, BOTH = "as it is", "class frequencies", "channels moved", "both"
@@ -55,11 +56,13 @@ class Explanation:
     Attributes:
         evidence: log of the marginal likelihood, nats.
         move: (d,) posterior mean of how far the channels have moved.
+        variance: (d,) of that, each channel's by itself.
         frequencies: (C,) posterior mean of the classes' frequencies, not negative.
     """
 
     evidence: float
     move: Values
+    variance: Values
     frequencies: Values
 
 
@@ -82,8 +85,10 @@ def explained(observed: Observed, reference: Reference, deviations: Values) -> d
     }
 
 
-def moved(observed: Observed, reference: Reference, deviations: Values, before: Mapping[str, float]) -> Values:
-    """(d,) how far channels have moved: averaged over all explanations and that these channels are still.
+def moved(
+    observed: Observed, reference: Reference, deviations: Values, before: Mapping[str, float]
+) -> tuple[Values, Values]:
+    """(d,) how far channels have moved and the deviation of that, over all explanations and that they are still.
 
     Args:
         observed: the release.
@@ -91,12 +96,35 @@ def moved(observed: Observed, reference: Reference, deviations: Values, before: 
         deviations: (d,) 1 for deviations, 0 for means.
         before: nats that other releases tell of each explanation.
     """
-    explanations = explained(observed, reference, deviations)
+    explanations, none = explained(observed, reference, deviations), 0.0 * observed.moved
     still = {CHANNELS: AS_IT_IS, BOTH: FREQUENCIES}  # these channels, where others have moved
-    nats = [before.get(name, -math.inf) + explanations[name].evidence for name in explanations]
-    nats += [before.get(name, -math.inf) + explanations[other].evidence for name, other in still.items()]
-    moves = [explanations[name].move for name in explanations] + [0.0 * observed.moved for _ in still]
-    return np.asarray(special.softmax(nats) @ np.stack(moves))
+    each = [replace(one, evidence=one.evidence + before.get(name, -math.inf)) for name, one in explanations.items()]
+    each += [
+        Explanation(explanations[other].evidence + before.get(name, -math.inf), none, none, reference.shares)
+        for name, other in still.items()
+    ]
+    law = _averaged(each)
+    return law.move, np.sqrt(law.variance)
+
+
+def log_variances(variances: Values, doubt: Values) -> tuple[Values, Values]:
+    """Means (c,) and deviations (c,) of the logarithms of variances in units of the source's.
+
+    What was measured is Gaussian about the variance itself; the logarithms are N(0, s^2) beforehand, by quadrature, and
+    the width s is averaged by its likelihood, all channels together: a noised second moment may be negative.
+
+    Args:
+        variances: (c,) as measured.
+        doubt: (c,) their deviations.
+    """
+    fine = np.hypot(doubt, (_LOGS[1] - _LOGS[0]) * variances)  # no narrower than the quadrature's steps
+    away = (variances[:, None] - np.exp(_LOGS)) / fine[:, None]
+    before = -0.5 * (_LOGS / _SPREADS[:, None]) ** 2
+    each = (before - special.logsumexp(before, axis=1, keepdims=True))[:, None] - 0.5 * away**2  # (S, c, K)
+    of_width = special.softmax(special.logsumexp(each, axis=2).sum(axis=1))
+    law = np.tensordot(of_width, special.softmax(each, axis=2), 1)  # (c, K)
+    mean = law @ _LOGS
+    return mean, np.sqrt(law @ _LOGS**2 - mean**2)
 
 
 def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[Values, Values]:
@@ -184,15 +212,17 @@ class _Likelihood:
             after[other] = np.maximum(self._shares + self._roots * coefficients[other, rank:], 0.0)
         rest = (self._y - coefficients @ self._directions.T) / diagonal
         along = (r**2 / (self._by + r**2)) * coefficients[:, :rank] @ self._directions[:, :rank].T
-        return [Explanation(float(e), *own) for e, *own in zip(evidence, free * rest + along, after, strict=True)]
+        move, variance = free * rest + along, free * self._base / diagonal
+        return [Explanation(float(e), m, variance, own) for e, m, own in zip(evidence, move, after, strict=True)]
 
 
 def _averaged(grid: list[Explanation]) -> Explanation:
     """Over widths that are equally probable beforehand."""
     evidences = np.array([one.evidence for one in grid])
-    weights = special.softmax(evidences)
+    weights, moves = special.softmax(evidences), np.stack([one.move for one in grid])
     return Explanation(
         float(special.logsumexp(evidences)) - math.log(len(grid)),
-        weights @ np.stack([one.move for one in grid]),
+        move := weights @ moves,
+        weights @ (np.stack([one.variance for one in grid]) + (moves - move) ** 2),
         weights @ np.stack([one.frequencies for one in grid]),
     )

@@ -9,7 +9,7 @@ where there is one place, the square in the deviation's stead.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -138,6 +138,21 @@ class Probed(nn.Module):
         for probe in self.probes:
             probe.seen = None
         return torch.cat([each for each in seen if each is not None], dim=1)
+
+    def where(self, moves: Sequence[Tensor], *, undone: bool) -> nn.Module:
+        """A copy of the network for records whose channels have moved, layer by layer.
+
+        Args:
+            moves: (2, c) of each probe: offsets, and logarithms of variances, in units of the source's.
+            undone: whether they are undone as the probes do.
+        """
+        made = copy.deepcopy(self)
+        with torch.no_grad():
+            for probe, (offset, log) in zip(made.probes, moves, strict=True):
+                gain, bias = (probe.moved.gain.clone(), probe.moved.bias) if undone else (torch.ones(1), 0.0 * offset)
+                probe.moved.gain.copy_(gain * (0.5 * log).exp())
+                probe.moved.bias.copy_(gain * offset + bias)
+        return made.model if made.first is None else nn.Sequential(made.first, made.model)
 
     def adapted_names(self) -> tuple[str, ...]:
         """Of the gains and offsets, in the order of the probes."""

@@ -77,7 +77,7 @@ class Reference:
         return np.asarray(np.interp(0.5, mass, factors) * move)
 
     @classmethod
-    def of(cls, vectors: Values, labels: Labels, *, clip: float, distance: float = 0.0) -> Reference:
+    def of(cls, vectors: Values, labels: Labels, *, clip: float = 1.0, distance: float = 0.0) -> Reference:
         """Of the source's statistics.
 
         Args:

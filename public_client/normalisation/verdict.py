@@ -9,14 +9,7 @@ import numpy as np
 from scipy import special
 
 from dpswd.public_client.normalisation.columns import Columns, MovedColumns
-from dpswd.public_client.normalisation.inference import (
-    AS_IT_IS,
-    BOTH,
-    CHANNELS,
-    FREQUENCIES,
-    Observed,
-    explained,
-)
+from dpswd.public_client.normalisation.inference import AS_IT_IS, BOTH, CHANNELS, FREQUENCIES, Observed, explained
 from dpswd.public_client.normalisation.reference import Labels, Reference, Values
 
 LEAST_LEAD = 3.0

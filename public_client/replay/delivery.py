@@ -22,11 +22,10 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.replay.cross_fitting import CrossFit
-from dpswd.public_client.replay.mixed_views import MixedViews
 from dpswd.public_client.replay.priors import safe_weights, with_priors
 from dpswd.public_client.replay.tuning import Trial, expected_gain, trials_of, tune
 from dpswd.public_client.replay.verdict import Fitted, Outcome
-from dpswd.public_client.replay.views import View
+from dpswd.public_client.replay.views import MixedViews, View
 from dpswd.public_client.replay.weighted import Onward, Trained
 
 

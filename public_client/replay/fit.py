@@ -31,7 +31,6 @@ from dpswd.public_client.replay.class_frequencies import FrequencyModel
 from dpswd.public_client.replay.cross_fitting import laid_out
 from dpswd.public_client.replay.low_rank import LowRankView
 from dpswd.public_client.replay.missing_columns import TableView, find_gaps
-from dpswd.public_client.replay.mixed_views import MixedViews
 from dpswd.public_client.replay.posterior import CANDIDATES, SCORED, Posterior
 from dpswd.public_client.replay.residuals import Residuals
 from dpswd.public_client.replay.verdict import (
@@ -46,7 +45,7 @@ from dpswd.public_client.replay.verdict import (
     Fitted,
     Outcome,
 )
-from dpswd.public_client.replay.views import Ends, FeatureView, View, view_for
+from dpswd.public_client.replay.views import Ends, FeatureView, MixedViews, View, view_for
 
 MOST_RECORDS = 20_000  # source records that are kept for fitting and tuning
 

@@ -37,13 +37,7 @@ class Residuals:
     """
 
     def __init__(
-        self,
-        releases: Sequence[SlicedReply],
-        *,
-        like: Tensor,
-        feature_map: FeatureMap,
-        batch: int,
-        sigma: float,
+        self, releases: Sequence[SlicedReply], *, like: Tensor, feature_map: FeatureMap, batch: int, sigma: float
     ) -> None:
         self._map = feature_map
         self.batch = batch

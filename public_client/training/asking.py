@@ -57,11 +57,7 @@ class _Raised:
 
 
 def _side_by_side(
-    names: Sequence[str],
-    attempt: Callable[[str], _Answer | DpswdError],
-    straggler_s: float | None,
-    *,
-    to_the_end: bool,
+    names: Sequence[str], attempt: Callable[[str], _Answer | DpswdError], straggler_s: float | None, *, to_the_end: bool
 ) -> dict[str, _Answer | DpswdError]:
     """The outcomes by name. The threads of stragglers are left behind; what they still bring, nobody hears."""
     heard: queue.SimpleQueue[tuple[str, _Answer | DpswdError | _Raised]] = queue.SimpleQueue()

@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from dpswd.shared.accounting.bounds import Bound
+from dpswd.shared.accounting.bounds import Bound, integer_moments
 from dpswd.shared.accounting.conversion import convex_envelope
-from dpswd.shared.accounting.moments import integer_moments
 from dpswd.shared.accounting.one_sided import OneSided, table_size
 from dpswd.shared.accounting.one_sided_table import precise_moment
 from dpswd.shared.accounting.ternary import log_second_moment

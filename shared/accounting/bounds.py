@@ -1,8 +1,14 @@
-"""The bounds on the cost of a run, by name."""
+"""The bounds on the cost of a run, by name, and the full-batch moments that those of one step share."""
 
 from __future__ import annotations
 
 import enum
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpswd.shared.core.privacy.curves import ShiftLaw
 
 
 class Bound(enum.Enum):
@@ -25,3 +31,11 @@ class Bound(enum.Enum):
 
     PLD = "pld"
     """Privacy loss distribution of C_gamma, composed by FFT."""
+
+
+@functools.lru_cache(maxsize=8)
+def integer_moments(law: ShiftLaw, largest: int) -> NDArray[np.float64]:
+    """``log_moment`` at j = 0 .. ``largest`` (0 at j = 0), read-only: the bounds of one step share them."""
+    result = law.log_moment(np.maximum(np.arange(largest + 1), 1))
+    result.setflags(write=False)
+    return result

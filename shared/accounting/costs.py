@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from dpswd.shared.accounting import c_gamma
 from dpswd.shared.accounting.amplification import LARGEST_ORDER, full_batch_curve, log_moments, renyi_curve
-from dpswd.shared.accounting.bounds import Bound
+from dpswd.shared.accounting.bounds import Bound, integer_moments
 from dpswd.shared.accounting.conversion import convex_envelope, headroom
-from dpswd.shared.accounting.moments import integer_moments
 from dpswd.shared.accounting.one_sided import COMPUTED_ORDERS, table_size
 from dpswd.shared.accounting.one_sided_table import one_sided_moment, precise_moment
 from dpswd.shared.accounting.ternary import log_second_moment

@@ -104,13 +104,7 @@ def check_with_autodp(event: RunEvent, ask: Callable[[StepEvent], Figures] = fig
     step = event.step
     theirs = ask(step)
     said = np.array(
-        [
-            ORDERS,
-            step_costs(step, ORDERS, committed=True),
-            _theorem_27(step),
-            theirs.theorem_27,
-            theirs.theorem_9,
-        ]
+        [ORDERS, step_costs(step, ORDERS, committed=True), _theorem_27(step), theirs.theorem_27, theirs.theorem_9]
     )
     said = said[:, np.isfinite(said[3:]).all(axis=0)]
     if not said.size:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from scipy.special import gammaln, loggamma
 
-from dpswd.shared.accounting.moments import integer_moments
+from dpswd.shared.accounting.bounds import integer_moments
 from dpswd.shared.core.privacy.curves import ShiftLaw
 
 _SLACK = 1e-7

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpswd.shared.accounting import one_sided, shift_mixture
-from dpswd.shared.accounting.moments import integer_moments
+from dpswd.shared.accounting.bounds import integer_moments
 from dpswd.shared.accounting.one_sided import COMPUTED_ORDERS, between_orders, integrated, table_size
 from dpswd.shared.core.privacy.curves import ShiftLaw
 

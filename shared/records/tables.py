@@ -38,13 +38,7 @@ class TableSource:
     """
 
     def __init__(
-        self,
-        path: Path,
-        kind: Format,
-        reading: Reading,
-        *,
-        without: str | None = None,
-        missing: str = "",
+        self, path: Path, kind: Format, reading: Reading, *, without: str | None = None, missing: str = ""
     ) -> None:
         self._path = path
         self._called = reading.called

@@ -235,3 +235,34 @@ def test_a_training_that_was_broken_off_ends_where_it_would_have(trained, no_col
     images = _data(100, 9).images
     torch.testing.assert_close(resumed.predict_proba(images), again.predict_proba(images), atol=0.0, rtol=0.0)
     assert _accuracy(resumed, _moved(_data(2000, 4))) > 0.8
+
+
+@pytest.mark.parametrize(("size", "outcome"), [(0.3, "kept"), (1.0, "adapted")])
+def test_many_features_of_few_records_are_put_back_where_that_is_expected_to_help(size, outcome):
+    """Attack: the noise on 300 variances exceeds them, and what was put back by them made 69 of 76."""
+    draws = torch.Generator().manual_seed(1)
+    centres = torch.zeros(CLASSES, 300)
+    centres[:, :4] = 3.0 * torch.randn(CLASSES, 4, generator=draws)
+
+    def data(count, by=0.0):
+        labels = torch.randint(CLASSES, (count,), generator=draws)
+        return Labelled(centres[labels] + torch.randn(count, 300, generator=draws) + by, labels)
+
+    source, offset = data(1500), size * torch.randn(300, generator=draws)
+    own, fresh = data(300, offset), data(3000, offset)
+    torch.manual_seed(1)
+    classifier = nn.Linear(300, CLASSES)
+    optimizer = torch.optim.Adam(classifier.parameters(), 1e-2, weight_decay=1e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(classifier(source.images), source.labels))
+        optimizer.step()
+    described = mock_description(records=300, record_shape=(300,), epsilon=8.0, delta=1e-5, name="curator")
+    curator = MockCurator(
+        described, randomness=np.random.default_rng(1).bytes, records=lambda count: own.images[:count]
+    )
+    loader = source_loader(source, batch_size=100, seed=0)
+    adaptation = _fitted((nn.Identity(), classifier, loader), curator, epsilon=4.0)
+    before = float((classifier(fresh.images).argmax(dim=1) == fresh.labels).float().mean())
+    assert adaptation.reports[0]["outcome"] == outcome
+    assert _accuracy(adaptation, fresh) >= before + (0.02 if outcome == "adapted" else 0.0)

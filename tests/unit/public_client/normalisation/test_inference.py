@@ -154,13 +154,15 @@ def test_planted_moves_are_estimated_within_noise(size):
     observed = _observed(records + move, rng)
     verdict = _verdict(observed)
     assert verdict.outcome in (CHANNELS, BOTH)
-    estimate = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    estimate, doubt = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
     covariance = REFERENCE.along @ REFERENCE.along.T + np.diag(REFERENCE.own)
     chance = math.sqrt(np.trace(covariance) * (1 / 2000 + 1 / 8000) + D * 0.01**2)
     clip = np.linalg.norm(
         clipped(records + move - REFERENCE.center, REFERENCE.radius).mean(axis=0) - REFERENCE.mean - move
     )
     assert np.linalg.norm(estimate - move) < 2.0 * chance + clip
+    near = np.abs(estimate - move) < 4.0 * (doubt + clip / math.sqrt(D))
+    assert near.mean() > 0.9
 
 
 def test_planted_frequencies_are_estimated_and_nothing_is_called_moved():
@@ -182,8 +184,8 @@ def test_frequencies_are_no_move_of_channels_where_both_have_changed():
     observed = _observed(_records(4000, shares, rng)[0] + move, rng, noise=0.003)
     verdict = _verdict(observed)
     assert verdict.channels
-    without = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
-    beside = inference.moved(observed, REFERENCE, DEVIATIONS, verdict.evidence)
+    without, _ = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    beside, _ = inference.moved(observed, REFERENCE, DEVIATIONS, verdict.evidence)
     assert np.linalg.norm(beside - move) < 0.7 * np.linalg.norm(without - move)
 
 
@@ -201,6 +203,18 @@ def test_a_release_that_is_mostly_noise_decides_nothing_and_hardly_moves():
 def test_weak_layers_are_hardly_moved():
     rng = np.random.default_rng(11)
     observed = _observed(_records(500, EVEN, rng)[0], rng, noise=1.0)
-    assert np.linalg.norm(inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})) < 0.2 * np.linalg.norm(
-        observed.moved
-    )
+    move, doubt = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    assert np.linalg.norm(move) < 0.2 * np.linalg.norm(observed.moved)
+    assert np.all(doubt > 0.0)
+
+
+@pytest.mark.parametrize("doubt", [0.01, 1.0, 10.0])
+def test_variances_are_read_as_far_as_their_noise_lets_them(doubt):
+    """Noise may make one negative; the posterior's deviations are those of its errors, within a factor of two."""
+    rng = np.random.default_rng(12)
+    logs = 0.4 * rng.normal(size=400)
+    measured = np.exp(logs) + doubt * rng.normal(size=400)
+    mean, about = inference.log_variances(measured, np.full(400, doubt))
+    errors = np.sqrt(np.mean((mean - logs) ** 2))
+    assert errors < min(1.1 * 0.4, 0.05 + doubt)
+    assert np.sqrt(np.mean(about**2)) == pytest.approx(max(errors, 0.04), rel=0.5)

@@ -147,6 +147,20 @@ def test_an_offset_and_a_scale_of_channels_are_undone():
         torch.testing.assert_close(probed.model(records), model(records), atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_moves_that_the_probes_undo_leave_the_scores_as_they_were(kind):
+    model, records, _ = _made(kind)
+    probed = Probed(model, find_places(model, records))
+    draws = torch.Generator().manual_seed(3)
+    moves = [0.5 * torch.randn(2, probe.place.channels, generator=draws) for probe in probed.probes]
+    for probe, (offset, log) in zip(probed.probes, moves, strict=True):
+        probe.move(offset, log.exp())
+    with torch.no_grad():
+        expected, moved = model(records), probed.where(moves, undone=False)(records)
+        torch.testing.assert_close(probed.where(moves, undone=True)(records), expected, atol=1e-4, rtol=1e-4)
+        assert (moved - expected).abs().max() > 1e-2
+
+
 def test_a_model_without_channels_is_refused():
     with pytest.raises(InvalidValue, match="no layer with channels"):
         find_places(nn.Sequential(nn.Flatten()), torch.randn(4, 1, 3, 3))

@@ -15,12 +15,11 @@ from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay import posterior
 from dpswd.public_client.replay.augmentation import Variation, Warps, draw_variation
-from dpswd.public_client.replay.mixed_views import MixedViews
 from dpswd.public_client.replay.posterior import Posterior
 from dpswd.public_client.replay.residuals import Residuals, weighted_coefficients
 from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.verdict import Fitted
-from dpswd.public_client.replay.views import FeatureView, ImageView, background_of, view_for
+from dpswd.public_client.replay.views import FeatureView, ImageView, MixedViews, background_of, view_for
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.quantiles.coefficients import cosine_basis
 

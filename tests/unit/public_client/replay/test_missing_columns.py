@@ -14,10 +14,9 @@ from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.linear_evidence import LinearModel
 from dpswd.public_client.replay import fit as replay
 from dpswd.public_client.replay.missing_columns import TableView
-from dpswd.public_client.replay.mixed_views import MixedViews
 from dpswd.public_client.replay.tuning import tune
 from dpswd.public_client.replay.verdict import Fitted
-from dpswd.public_client.replay.views import FeatureView
+from dpswd.public_client.replay.views import FeatureView, MixedViews
 from dpswd.shared.core.errors import InvalidValue
 
 COLUMNS = 5
