@@ -295,6 +295,13 @@ def team(seed: int, source: str, data_dir: Path, cache: Path) -> Origin:
     network, data = backbone(seed, data_dir, cache), _parts(source, data_dir)[1]
     with torch.no_grad():
         features = network(data.images)
+    classifier = linear_classifier(features, data.labels)
+    nothing = data.part(slice(0))
+    return Origin("images", data, nothing, {}, network, classifier)
+
+
+def linear_classifier(features: Tensor, labels: Tensor) -> nn.Linear:
+    """What a team fits to a frozen network's features (m, d) of its source: logistic regression of ten classes."""
     classifier = nn.Linear(features.shape[1], 10)
     for parameter in classifier.parameters():
         nn.init.zeros_(parameter)
@@ -303,14 +310,13 @@ def team(seed: int, source: str, data_dir: Path, cache: Path) -> Origin:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(classifier(features), data.labels)
+        loss = functional.cross_entropy(classifier(features), labels)
         loss = loss + 0.5 * strength * classifier.weight.square().sum()
         torch.autograd.backward(loss)
         return loss
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    nothing = data.part(slice(0))
-    return Origin("images", data, nothing, {}, network, classifier.requires_grad_(False))
+    return classifier.requires_grad_(False)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 from dataclasses import fields
+from unittest.mock import patch
 
 import pytest
 
 from dpswd import DomainAdaptation
 from dpswd.public_client.methods import method_kinds
+from dpswd.public_client.normalisation.conversation import Conversation
 from dpswd.public_client.published_methods import pseudo_labels
 from dpswd.public_client.replay import posterior
 
@@ -49,13 +51,12 @@ def require_all_asked(served, method, steps):
 
 @contextmanager
 def hardly_refusing():
-    """In a test of all methods hospitals are small, some of them too small for pseudo-labels to begin."""
-    before = pseudo_labels._LEAST_RATIO
-    pseudo_labels._LEAST_RATIO = 1.0
-    try:
+    """In a test of all methods hospitals are small: for pseudo-labels to begin, or for channels to be better undone."""
+    with (
+        patch.object(pseudo_labels, "_LEAST_RATIO", 1.0),
+        patch.object(Conversation, "_expected_to_help", lambda _: True),
+    ):
         yield
-    finally:
-        pseudo_labels._LEAST_RATIO = before
 
 
 @pytest.fixture(autouse=True)
