@@ -2,6 +2,7 @@
 
     python -m benchmarks.sites run --data-dir ../shared/data [--seeds 0,1] [--results FILE]
     python -m benchmarks.sites summary [--results FILE] [--format json]
+    python -m benchmarks.sites unlabelled [--seeds 0] [--results FILE]      # the same models and sites, no labels there
 
 Three tables, which lie in the folder: the International Stroke Trial (source: the UK, sites: countries), thyroid
 disease records (source: referral "other", sites: the other referrers) and readmissions of diabetes patients (source:
@@ -16,6 +17,7 @@ says what was looked at.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import itertools
 import json
@@ -37,12 +39,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import records
 from benchmarks.labelled import HeldRecords, Site
+from dpswd import MockCurator, adapt, mock_description
 from dpswd.public_client.adaptation.domain_adaptation import DomainAdaptation
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.methods import Recalibrate
 
 RESULTS = Path(__file__).parent / "results" / "sites.json"
-DELTA, EPSILONS, SEEDS = 1e-5, (0.1, 1.0), 5
+WITHOUT = RESULTS.with_name("sites-unlabelled.json")
+DELTA, EPSILONS, SEEDS, UNLABELLED = 1e-5, (0.1, 1.0), 5, (1.0, 3.0)
+_SHOWN = 20_000  # source records, at most, where there are no labels
 LEAST, WORSE = 200, 0.005  # records of a site; log-loss above the team's model
 _CODES, _RARE, _LONGEST = 30, 1e-3, 5.0  # codes of a column; spread of a column; standardised values
 _BINS = 10
@@ -205,6 +210,50 @@ def site_run(task: Dealt, site: str, own: Callable[[], dict[str, float]], *, eps
     return {"records": len(labels), "source": before, "delivered": after, "own_labels": own()} | outcome
 
 
+def without_labels(folder: Path, seeds: Sequence[int]) -> Iterator[records.Job]:
+    """The ladder at every site, by a linear model and by a network of one hidden layer."""
+    for table in TABLES:
+        task = dealt(table, folder)
+        models = {"linear": task.start, "network": _network(*task.source.tensors)}
+        for site, name, epsilon, seed in itertools.product(task.sites, models, UNLABELLED, seeds):
+            which = {"table": table.name, "site": site, "model": name, "epsilon": epsilon, "seed": seed}
+            yield which, functools.partial(_unlabelled, task, models[name], site, epsilon=epsilon, seed=seed)
+
+
+def _network(rows: torch.Tensor, labels: torch.Tensor) -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(rows.shape[1], 32), nn.ReLU(), nn.Linear(32, 2))
+    adam = torch.optim.Adam(made.parameters(), 1e-3, weight_decay=1e-4)
+    for _ in range(3):
+        for part in torch.split(torch.randperm(len(rows)), 256):
+            adam.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(made(rows[part]), labels[part]))
+            adam.step()
+    return made.eval().requires_grad_(False)
+
+
+def _unlabelled(task: Dealt, model: nn.Module, site: str, *, epsilon: float, seed: int) -> records.Row:
+    values, labels = task.sites[site]
+    held, (rows, classes) = torch.from_numpy(values), task.source.tensors
+    shown = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:_SHOWN]
+    described = mock_description(records=len(held), record_shape=held.shape[1:], epsilon=2.0 * epsilon, delta=DELTA)
+    noise = np.random.default_rng((seed, list(task.sites).index(site))).bytes
+    curator = MockCurator(described, records=lambda count: held[:count], randomness=noise)
+    source = rows[shown].numpy(), classes[shown].numpy()
+    reached = adapt(copy.deepcopy(model), source, Hospital(curator), epsilon=epsilon, progress=False)
+    with torch.no_grad():
+        before, after = (
+            measured(torch.softmax(own(held).double(), 1).numpy(), labels) for own in (model, reached.module)
+        )
+    asked = [[answer.rung, answer.outcome] for answer in reached.answers]
+    return {"source": before, "delivered": after, "outcome": reached.outcome, "asked": asked}
+
+
+def unlabelled_words(runs: Sequence[dict[str, Any]]) -> str:
+    """What the page says of them."""
+    return f"{sum(run['outcome'] == 'changed' for run in runs)} of {len(runs)} changed"
+
+
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over sites and seeds, by table and epsilon, and how many site-runs are worse than the team's model."""
     if not runs:
@@ -255,13 +304,17 @@ def lines(figures: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Recalibration at natural sites", allow_abbrev=False)
-    parser.add_argument("command", choices=("run", "summary"))
+    parser.add_argument("command", choices=("run", "summary", "unlabelled"))
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
     records.options(parser, RESULTS, seeds=range(SEEDS))
     parser.add_argument("--format", choices=("text", "json"), default="text")
     asked = parser.parse_args()
     if asked.command == "run":
         records.Rows(RESULTS, asked.results).run(jobs(asked.data_dir, asked.seeds))
+        return
+    if asked.command == "unlabelled":
+        records.Rows(WITHOUT, asked.results).run(without_labels(asked.data_dir, asked.seeds[:1]))
+        print(unlabelled_words(records.read(asked.results or WITHOUT)))
         return
     figures = summary(records.read(asked.results or RESULTS))
     print(json.dumps(figures, indent=1) if asked.format == "json" else "\n".join(lines(figures)))

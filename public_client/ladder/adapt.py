@@ -45,7 +45,7 @@ from dpswd.public_client.ladder.rungs import (
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.normalisation import LayersRun, Normalisation
-from dpswd.public_client.normalisation.verdict import UNDECIDED
+from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED
 from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNCHANGED, UNEXPLAINED
@@ -350,7 +350,7 @@ class _Climb:
         if talk.verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()
-        if talk.verdict.outcome == UNDECIDED:  # a release of another kind may tell
+        if talk.verdict.outcome in (UNDECIDED, PEOPLE):  # a release of another kind may tell
             return UNEXPLAINED, plain, {LAYERS}
         return site.outcome, plain, {LAYERS, VIEWS}
 

@@ -12,15 +12,17 @@ labels    gradient and curvature of the loss in a correction  the hospital has l
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from dpswd.public_client.curator.description import Description
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.ladder.duration import in_words, pass_seconds
 from dpswd.public_client.ladder.pricing import priced_together
 from dpswd.public_client.methods.comparison import Compare
 from dpswd.public_client.methods.normalisation import Normalisation
@@ -35,6 +37,7 @@ from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 
 GLANCE, LAYERS, VIEWS, LABELS = "glance", "layers", "views", "labels"
+_TIMED = 32  # records, by which is told how long a fit takes
 
 
 @dataclass(frozen=True)
@@ -209,3 +212,29 @@ def sized_plan(description: Description, method: Method, model: Model, *, epsilo
     """A rung's plan alone, with the model's sizes and some noise."""
     plan = make_plan(description, method, epsilon=epsilon)
     return declarable_of(method, model, plan.record_shape).sized(plan)
+
+
+def pass_seconds(model: Model, record_shape: tuple[int, ...]) -> float:
+    """Seconds of one record forward and backward through a model, where its parameters are: the shortest of three.
+
+    Args:
+        model: in two parts; it stays as it is.
+        record_shape: of one record.
+    """
+    module = copy.deepcopy(model.whole()).requires_grad_(True)
+    device = next(module.parameters(), torch.zeros(0)).device
+    return min(_update(module, torch.zeros(_TIMED, *record_shape, device=device)) for _ in range(3))
+
+
+def _update(module: nn.Module, records: torch.Tensor) -> float:
+    begun = time.perf_counter()
+    scores: torch.Tensor = module(records)
+    if scores.requires_grad:
+        torch.autograd.backward(scores.square().mean())
+        float(next(p.grad.sum() for p in module.parameters() if p.grad is not None))  # waits for a device
+    return (time.perf_counter() - begun) / len(records)
+
+
+def in_words(seconds: float) -> str:
+    """To a minute, or less than one."""
+    return f"about {seconds / 60.0:.0f} min" if seconds >= 90.0 else "about a minute or less"

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpswd.public_client.normalisation.columns import LEAST_SAID
 from dpswd.public_client.normalisation.inference import AS_IT_IS, FREQUENCIES
-from dpswd.public_client.normalisation.verdict import UNDECIDED, Verdict
+from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED, Verdict
 
 _CLASSES = 3
 
@@ -28,6 +28,8 @@ def of_glance(verdict: Verdict, *, channels: int) -> str:
         return "its layers see what they saw of your source, as far as so small a release can tell"
     if verdict.outcome == UNDECIDED:
         return "something has changed, and a glance does not tell whether other classes or other inputs"
+    if verdict.outcome == PEOPLE:
+        return "its records are of other people than your source's: columns of codes have other shares, in any class"
     if verdict.outcome == FREQUENCIES:
         assert verdict.frequencies is not None, "set with the outcome"
         rarer = np.argsort(-np.abs(verdict.frequencies - verdict.before))[:_CLASSES]

@@ -230,7 +230,9 @@ def _evenly(records: Tensor) -> Tensor:
 
 def _delivered(talk: Conversation, probed: Probed, record_shape: tuple[int, ...]) -> tuple[Model | None, str]:
     """What a site is given after a conversation, None where its model is kept, and why."""
-    verdict, model = talk.verdict, _split(probed)
+    verdict, (first, whole) = talk.verdict, probed.delivered()
+    extractor, classifier = whole.children()
+    model = Model(extractor if first is None else nn.Sequential(first, extractor), classifier)
     if verdict is not None and verdict.frequencies is not None:
         scores = int(model.classifier(model.extractor(torch.zeros(2, *record_shape))).shape[1])
         return Model(model.extractor, nn.Sequential(model.classifier, _correction(verdict, scores))), str(verdict)
@@ -240,13 +242,6 @@ def _delivered(talk: Conversation, probed: Probed, record_shape: tuple[int, ...]
     if not talk.helps:
         return None, f"channels have moved {far}; to undo what is known of it is not expected to help"
     return model, f"its layers' statistics are the hospital's now; channels had moved {far}"
-
-
-def _split(probed: Probed) -> Model:
-    """The network as extractor and classifier again."""
-    first, whole = probed.delivered()
-    extractor, classifier = whole.children()
-    return Model(extractor if first is None else nn.Sequential(first, extractor), classifier)
 
 
 def _correction(verdict: Verdict, scores: int) -> FeatureAffine:

@@ -13,14 +13,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dpswd.public_client.normalisation.columns import Columns
 from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, log_variances, moved
-from dpswd.public_client.normalisation.probes import Place, Probed
-from dpswd.public_client.normalisation.reference import Labels, Reference, Values, scales
+from dpswd.public_client.normalisation.probes import INPUT, Place, Probed
+from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, scales
 from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verdict, layer_moves, weighed
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -102,7 +101,7 @@ class Conversation:
         for times in range(1, self._asked.first + 1):
             total += yield self._map(reference, everything)
             observed = self._observed(total / times, reference, everything, times=times)
-            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns)
+            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns, self._coded())
             if self.verdict.clear:
                 break
         if (verdict := self.verdict) and verdict.columns is not None and verdict.frequencies is not None:
@@ -167,22 +166,29 @@ class Conversation:
     def _places(self) -> tuple[Place, ...]:
         return tuple(probe.place for probe in self._probed.probes)
 
+    def _coded(self) -> Mask:
+        """(d,) statistics of the records' columns of two values, such as flags: they have no unit."""
+        coded, place = np.zeros(self._vectors.shape[1], dtype=bool), self._places[0]
+        if place.path == INPUT and place.single:
+            values = self._vectors[:, : place.channels]
+            two = ((values == values.min(axis=0)) | (values == values.max(axis=0))).all(axis=0)
+            coded[: 2 * place.channels] = np.tile(two, 2)
+        return coded
+
     def _own_parts(self) -> list[slice]:
         """Of each layer in the statistics."""
         ends = np.cumsum([2 * place.channels for place in self._places])
         return [slice(int(end) - 2 * place.channels, int(end)) for end, place in zip(ends, self._places, strict=True)]
 
-    def _reference(self, chosen: npt.NDArray[np.bool_], distance: float) -> Reference:
+    def _reference(self, chosen: Mask, distance: float) -> Reference:
         return Reference.of(self._vectors[:, chosen], self._labels, distance=distance)
 
-    def _map(self, reference: Reference, chosen: npt.NDArray[np.bool_], move: Values | float = 0.0) -> FeatureMap:
+    def _map(self, reference: Reference, chosen: Mask, move: Values | float = 0.0) -> FeatureMap:
         center, scale = np.zeros(len(chosen)), np.full(len(chosen), _OFF)
         center[chosen], scale[chosen] = reference.center + move, reference.scale * RECORD_NORM / reference.radius
         return FeatureMap(torch.from_numpy(center).float(), torch.from_numpy(scale).float())
 
-    def _observed(
-        self, total: Values, reference: Reference, chosen: npt.NDArray[np.bool_], *, times: int = 1
-    ) -> Observed:
+    def _observed(self, total: Values, reference: Reference, chosen: Mask, *, times: int = 1) -> Observed:
         unit = reference.radius / RECORD_NORM / self._asked.records
         noise = self._asked.sigma * unit / np.sqrt(times) / reference.scale
         return Observed(total[chosen] * unit / reference.scale - reference.mean, noise, self._asked.records)
@@ -194,7 +200,7 @@ def _deviations(places: tuple[Place, ...]) -> Values:
 
 
 def _offset_and_log(place: Place, move: Values, doubt: Values, before: Values) -> tuple[Tensor, Tensor]:
-    """Where channels lie and the logarithms of their variances, in units of the source's; and how far that is open.
+    """Offsets and logarithms of variances (2, c) of channels, in units of the source's, and deviations of both (2, c).
 
     Within places the variance is taken to change by as much as between records.
 
@@ -203,9 +209,6 @@ def _offset_and_log(place: Place, move: Values, doubt: Values, before: Values) -
         move: (2 c,) of the statistics.
         doubt: (2 c,) the deviation of that.
         before: (2 c,) the source's statistics.
-
-    Returns:
-        (2, c) each: of offsets and of logarithms.
     """
     (offset, other), (of_offset, of_other), (mean, own) = (each.reshape(2, -1) for each in (move, doubt, before))
     if place.single:  # of squares

@@ -108,14 +108,10 @@ def moved(
 
 
 def log_variances(variances: Values, doubt: Values) -> tuple[Values, Values]:
-    """Means (c,) and deviations (c,) of the logarithms of variances in units of the source's.
+    """Means (c,) and deviations (c,) of logarithms, of variances (c,) that were measured with these deviations (c,).
 
     What was measured is Gaussian about the variance itself; the logarithms are N(0, s^2) beforehand, by quadrature, and
     the width s is averaged by its likelihood, all channels together: a noised second moment may be negative.
-
-    Args:
-        variances: (c,) as measured.
-        doubt: (c,) their deviations.
     """
     fine = np.hypot(doubt, (_LOGS[1] - _LOGS[0]) * variances)  # no narrower than the quadrature's steps
     away = (variances[:, None] - np.exp(_LOGS)) / fine[:, None]

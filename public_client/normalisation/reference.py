@@ -14,6 +14,7 @@ from scipy import special
 
 Values = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _RANK = 48  # directions along which records vary together; what is left is taken as each value's own
 _LEAST_VARIANCE = 1e-9

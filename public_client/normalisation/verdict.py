@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 from dpswd.public_client.normalisation.columns import Columns, MovedColumns
-from dpswd.public_client.normalisation.inference import AS_IT_IS, BOTH, CHANNELS, FREQUENCIES, Observed, explained
-from dpswd.public_client.normalisation.reference import Labels, Reference, Values
+from dpswd.public_client.normalisation.inference import (
+    AS_IT_IS,
+    BOTH,
+    CHANNELS,
+    FREQUENCIES,
+    Explanation,
+    Observed,
+    explained,
+)
+from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values
 
 LEAST_LEAD = 3.0
 """Nats by which an explanation must lead its rivals to be named: odds of twenty to one."""
 CLEAR = 30.0
 """Nats over explanations without moved channels that end the asking of all layers."""
-UNDECIDED, COLUMNS = "undecided", "columns moved"
+_UNREAD = 1e6  # noise on what is not looked at
+UNDECIDED, COLUMNS, PEOPLE = "undecided", "columns moved", "other people"
 
 
-@dataclass(frozen=True)
-class LayerMove:
-    """How far one layer's channels have moved, in units of the source's deviations.
-
-    Attributes:
-        path: of the layer.
-        mean: root of the mean squared move of the channels' means.
-        deviation: the same of their deviations.
-    """
+class LayerMove(NamedTuple):
+    """How far one layer's channels have moved: roots of mean squares, in units of the source's deviations."""
 
     path: str
-    mean: float
-    deviation: float
+    mean: float  # of the channels' means
+    deviation: float  # of their deviations
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,8 @@ class Verdict:
     """What one release of all layers' statistics says.
 
     Attributes:
-        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS`, `BOTH` or `COLUMNS`; `UNDECIDED` where none leads clearly.
+        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS`, `BOTH` or `COLUMNS`; `UNDECIDED` where none leads clearly;
+            `PEOPLE` where columns of codes have moved, which no instrument does.
         evidence: nats of each explanation over "as it is".
         frequencies: (C,) of the classes, where they alone explain the release, or with columns that are put back.
         kinds: (C,) those classes' numbers.
@@ -78,6 +82,8 @@ class Verdict:
                 "something may have changed, and the release does not tell other classes' frequencies from moved "
                 "channels: more records or a larger epsilon may tell"
             )
+        if self.outcome == PEOPLE:
+            return "columns of two values have other shares than in the source, beside any frequencies of the classes"
         if self.columns is not None:
             done = "they are put back" if self.frequencies is not None else "to put them back is not expected to help"
             return f"its columns lie elsewhere ({self.columns}), and classes may be rarer; {done}"
@@ -95,12 +101,9 @@ def moves_in_words(layers: tuple[LayerMove, ...]) -> str:
 
 
 def weighed(
-    observed: Observed,
-    reference: Reference,
-    deviations: Values,
-    sizes: Mapping[str, int],
-    columns: Columns | None = None,
-) -> Verdict:
+    observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int],
+    columns: Columns | None = None, coded: Mask | None = None,
+) -> Verdict:  # fmt: skip
     """The verdict of a release of all layers.
 
     Args:
@@ -109,16 +112,21 @@ def weighed(
         deviations: (d,) 1 for deviations, 0 for means.
         sizes: channels of each layer, in the order of the statistics.
         columns: of the records, where they can be moved for themselves.
+        coded: (d,) statistics of columns of codes; what moves them are not instruments but other people.
     """
     explanations = explained(observed, reference, deviations)
-    over = {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
+    over = _over(explanations)
     outcome = _leading(over)
+    if coded is not None and coded.any() and outcome not in (AS_IT_IS, FREQUENCIES):
+        alone = replace(observed, noise=np.where(coded, observed.noise, _UNREAD))
+        if _leading(_over(explained(alone, reference, deviations))) in (CHANNELS, BOTH):
+            outcome = PEOPLE
     nats = np.array(list(over.values()))
     move = special.softmax(nats) @ np.stack([one.move for one in explanations.values()])
     move = reference.undone(move, observed.noise, observed.records)
     sure = np.maximum(explanations[FREQUENCIES].frequencies, 1e-4)
     frequencies, moved = sure / sure.sum() if outcome == FREQUENCIES else None, None
-    if columns is not None and outcome not in (AS_IT_IS, FREQUENCIES):
+    if columns is not None and outcome not in (AS_IT_IS, FREQUENCIES, PEOPLE):
         moved = columns.explained(observed, reference, sure / sure.sum())
         over[COLUMNS] = moved.evidence - explanations[AS_IT_IS].evidence
         if over[COLUMNS] >= max(nats.max(), 0.0) + LEAST_LEAD:
@@ -135,6 +143,10 @@ def weighed(
         move=move,
         layers=layer_moves(move, sizes),
     )
+
+
+def _over(explanations: Mapping[str, Explanation]) -> dict[str, float]:
+    return {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
 
 
 def _leading(over: Mapping[str, float]) -> str:

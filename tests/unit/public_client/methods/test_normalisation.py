@@ -16,7 +16,7 @@ from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.methods import normalisation
 from dpswd.public_client.methods.normalisation import Normalisation
 from dpswd.public_client.normalisation import columns
-from dpswd.public_client.normalisation.verdict import COLUMNS
+from dpswd.public_client.normalisation.verdict import COLUMNS, PEOPLE
 from dpswd.shared.core import errors
 
 D, CLASSES = 6, 4
@@ -266,3 +266,29 @@ def test_many_features_of_few_records_are_put_back_where_that_is_expected_to_hel
     before = float((classifier(fresh.images).argmax(dim=1) == fresh.labels).float().mean())
     assert adaptation.reports[0]["outcome"] == outcome
     assert _accuracy(adaptation, fresh) >= before + (0.02 if outcome == "adapted" else 0.0)
+
+
+@pytest.mark.parametrize("flags", ["other people's", "the source's"])
+def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(flags):
+    """Attack: patients of another kind were taken for another instrument, and models lost up to three points."""
+    draws = torch.Generator().manual_seed(2)
+
+    def data(count, share):
+        drawn = _data(count, int(torch.randint(1000, (), generator=draws)))
+        flagged = torch.rand(count, 4, generator=draws) < torch.tensor(share)
+        return replace(drawn, images=torch.cat([drawn.images, flagged.float()], dim=1))
+
+    source = data(3000, [0.1, 0.3, 0.5, 0.2])
+    extractor, classifier = nn.Sequential(nn.Linear(D + 4, 16), nn.ReLU()), nn.Linear(16, CLASSES)
+    loader = source_loader(source, batch_size=100, seed=0)
+    train_source(extractor, classifier, loader, epochs=4)
+    own = data(3000, [0.1, 0.3, 0.5, 0.2] if flags == "the source's" else [0.3, 0.1, 0.3, 0.4])
+    own.images[:, :D] += torch.linspace(-1.0, 1.0, D)
+    described = mock_description(records=3000, record_shape=(D + 4,), epsilon=4.0, delta=1e-5, name="in process")
+    curator = MockCurator(
+        described, randomness=np.random.default_rng(0).bytes, records=lambda count: own.images[:count]
+    )
+    adaptation = _fitted((extractor, classifier, loader), curator)
+    verdict = adaptation.sites["curator"].run.conversation.verdict
+    assert verdict.outcome == (COLUMNS if flags == "the source's" else PEOPLE)
+    assert adaptation.reports[0]["outcome"] == ("adapted" if flags == "the source's" else "kept")
