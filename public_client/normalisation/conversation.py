@@ -29,7 +29,7 @@ _OFF = 1e-12
 _FAR = 0.6
 """Part of the clip's radius beyond which an answer says little of a move's length."""
 _DRAWS, _SURE = 8, 2.0  # of all layers' moves, and standard errors by which undoing them must gain
-_LEAST = 1e-6
+_LEAST = 1e-6  # of a variance or a deviation that is divided by
 _LEFT = 0.25
 """Part of a layer's move under the source's network that is expected where earlier layers are adapted. Too small costs
 little: beyond the clip the direction is released all the same, and the length follows from how many lie beyond."""
@@ -97,11 +97,11 @@ class Conversation:
         """The same question until it is clear what has happened; how many questions that leaves over."""
         everything = np.ones(self._vectors.shape[1], dtype=bool)
         sizes = {place.path: place.channels for place in self._places}
-        reference, total = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1])
+        reference, total, coded = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1]), self._coded()
         for times in range(1, self._asked.first + 1):
             total += yield self._map(reference, everything)
             observed = self._observed(total / times, reference, everything, times=times)
-            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns, self._coded())
+            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns, coded)
             if self.verdict.clear:
                 break
         if (verdict := self.verdict) and verdict.columns is not None and verdict.frequencies is not None:
@@ -171,8 +171,8 @@ class Conversation:
         coded, place = np.zeros(self._vectors.shape[1], dtype=bool), self._places[0]
         if place.path == INPUT and place.single:
             values = self._vectors[:, : place.channels]
-            two = ((values == values.min(axis=0)) | (values == values.max(axis=0))).all(axis=0)
-            coded[: 2 * place.channels] = np.tile(two, 2)
+            low, high = values.min(axis=0), values.max(axis=0)
+            coded[: 2 * place.channels] = np.tile((low < high) & ((values == low) | (values == high)).all(axis=0), 2)
         return coded
 
     def _own_parts(self) -> list[slice]:

@@ -276,19 +276,22 @@ def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(fla
     def data(count, share):
         drawn = _data(count, int(torch.randint(1000, (), generator=draws)))
         flagged = torch.rand(count, 4, generator=draws) < torch.tensor(share)
-        return replace(drawn, images=torch.cat([drawn.images, flagged.float()], dim=1))
+        same = torch.ones(count, 1)  # a column of one value, such as a unit that is dead, is no flag
+        return replace(drawn, images=torch.cat([drawn.images, flagged.float(), same], dim=1))
 
     source = data(3000, [0.1, 0.3, 0.5, 0.2])
-    extractor, classifier = nn.Sequential(nn.Linear(D + 4, 16), nn.ReLU()), nn.Linear(16, CLASSES)
+    extractor, classifier = nn.Sequential(nn.Linear(D + 5, 16), nn.ReLU()), nn.Linear(16, CLASSES)
     loader = source_loader(source, batch_size=100, seed=0)
     train_source(extractor, classifier, loader, epochs=4)
     own = data(3000, [0.1, 0.3, 0.5, 0.2] if flags == "the source's" else [0.3, 0.1, 0.3, 0.4])
     own.images[:, :D] += torch.linspace(-1.0, 1.0, D)
-    described = mock_description(records=3000, record_shape=(D + 4,), epsilon=4.0, delta=1e-5, name="in process")
+    described = mock_description(records=3000, record_shape=(D + 5,), epsilon=4.0, delta=1e-5, name="in process")
     curator = MockCurator(
         described, randomness=np.random.default_rng(0).bytes, records=lambda count: own.images[:count]
     )
     adaptation = _fitted((extractor, classifier, loader), curator)
-    verdict = adaptation.sites["curator"].run.conversation.verdict
+    conversation = adaptation.sites["curator"].run.conversation
+    np.testing.assert_array_equal(conversation._coded()[: 2 * (D + 5)], np.tile([False] * D + [True] * 4 + [False], 2))
+    verdict = conversation.verdict
     assert verdict.outcome == (COLUMNS if flags == "the source's" else PEOPLE)
     assert adaptation.reports[0]["outcome"] == ("adapted" if flags == "the source's" else "kept")
