@@ -26,6 +26,7 @@ _DONE = {
     "unfreeze": "the data set is open again",
     "end": "the data set has ended: nothing is released any more",
 }
+_ALREADY = "; it was so before, and the log holds that act's reason, not this one"
 
 
 @click.command()
@@ -67,11 +68,15 @@ def budget(
             click.confirm("No release will ever be made of this data set again. Go on?", abort=True)
         with home.open_ledger() as books:
             if lower is not None:
-                _lower(books, lower, delta, reason=reason)
+                status = books.status()
+                n = status.records_per_person
+                target = acts.stated_budget(status.data_set, lower, delta, records_per_person=n)
+                books.lower_budget(target, reason=reason)
+                click.echo(f"the budget is lowered to epsilon {lower}")
             else:
-                act = act.removeprefix("--")
+                before, act = books.state, act.removeprefix("--")
                 getattr(books, act)(reason=reason)
-                click.echo(_DONE[act])
+                click.echo(_DONE[act] + _ALREADY * (books.state is before))
 
 
 def _show(home: HomeDirectory) -> None:
@@ -93,13 +98,6 @@ def _show(home: HomeDirectory) -> None:
         title="Budget of the data set; epsilon spent is at the budget's delta",
     )
     explain(f"{record.overview.promise}.")
-
-
-def _lower(books: Ledger, epsilon: float, delta: float | None, *, reason: str) -> None:
-    status = books.status()
-    target = acts.stated_budget(status.data_set, epsilon, delta, records_per_person=status.records_per_person)
-    books.lower_budget(target, reason=reason)
-    click.echo(f"the budget is lowered to epsilon {epsilon}")
 
 
 def _extend(home: HomeDirectory, epsilon: float, delta: float | None, *, reason: str, typed: str | None) -> None:

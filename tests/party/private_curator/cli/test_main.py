@@ -245,8 +245,9 @@ def test_the_budget_changes_by_explicit_acts_only(operator):
     assert (extended["kind"], extended["why"], extended["epsilon"]) == ("budget-extended", "the board agreed", 4.0)
     assert operator.json("budget")["epsilon"] == 4.0
     for act, state in (("freeze", "frozen"), ("unfreeze", "open")):
-        operator.run("budget", f"--{act}", "--reason", "an inquiry")
+        assert "it was so before" not in operator.run("budget", f"--{act}", "--reason", "an inquiry")
         assert operator.json("budget")["state"] == state
+        assert "it was so before" in operator.run("budget", f"--{act}", "--reason", "another")
     operator.run("budget", "--end", "--reason", "over", "--yes")
     assert operator.json("budget")["state"] == "ended"
     operator.run("budget", "--unfreeze", "--reason", "x", status=9)
