@@ -32,12 +32,11 @@ from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.steps.engines import make_engine
 from dpswd.private_curator.steps.shards import LocalShards
 from dpswd.private_curator.storage.certificates import make_cluster_members
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from dpswd.shared.core.mechanisms.linear import LinearRun, ShardSum, added
 from dpswd.shared.core.noise.feature_map import FeatureMap
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "cluster.json"
 CLASSES, FEATURES = 10, 256

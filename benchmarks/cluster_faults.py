@@ -39,13 +39,12 @@ from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.private_curator.storage.certificates import make_cluster_members
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, Run, new_request_id
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core import errors
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "cluster-faults.json"
 ROOT = Path(__file__).resolve().parents[1]

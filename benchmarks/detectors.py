@@ -43,11 +43,11 @@ from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.private_curator.serving.pacing import Pacer, quantum_ms
 from dpswd.private_curator.steps.engine import HasWorker
 from dpswd.private_curator.steps.trial_run import KINDS, MadeRecords
+from dpswd.public_client.extractor.tracing import weights_to_bytes
 from dpswd.shared.core.mechanisms.interface import FloatArray, ModelFacts
 from dpswd.shared.core.wire.limits import MIN_BATCH_SIZE
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
-from dpswd.shared.sandbox.weights import weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "detectors.jsonl"
 INPUTS = 8

@@ -16,7 +16,7 @@ from dpswd.private_curator.core.steps.denormals import flushed_denormals
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.steps.engine import Engine
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.declared import AdmittedRun, AdmittedStep, Asked
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts, Payload
 from dpswd.shared.core.noise.keystream import KEY_BYTES
@@ -25,7 +25,6 @@ from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CLASSES = 10
 _FEWEST, _MOST = 3, 50  # times that each thing is measured

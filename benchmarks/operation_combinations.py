@@ -47,7 +47,7 @@ _TIMES = 2  # that each operation is applied
 def ratio(cases: Sequence[Case], *, generator: random.Random, backward: bool) -> float:
     """Time of the slowest records over that of the trial, for a graph of these operations."""
     detector = detector_for(cases, times=_TIMES)
-    extractor = Extractor.from_graph(detector.graph, detector.weights)
+    extractor = Extractor(detector.graph, detector.weights)
     rng = np.random.default_rng(generator.randrange(1 << 32))
     size = (MIN_BATCH_SIZE, *detector.graph.input_shape)
     made = {f"trial: {kind}": np.full(size, value, np.float32) for kind, value in KINDS.items() if value is not None}

@@ -36,7 +36,7 @@ from dpswd.private_curator.sandbox.pool import WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerSettings
 from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards, shards
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.class_statistics.sums import feature_bits
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
@@ -44,7 +44,6 @@ from dpswd.shared.core.mechanisms.linear import LinearRun, Shard, ShardSum, bloc
 from dpswd.shared.core.mechanisms.rounded_features import rounded_features
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, completed
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "population.json"
 CPU = torch.device("cpu")

@@ -30,7 +30,7 @@ from torch import nn
 from benchmarks.records import Rows, options
 from dpswd.private_curator.core.steps.randomness import SystemNoise, fresh_seed
 from dpswd.private_curator.records.target import Target
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.accounting.calibration import calibrate_sigma
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsReply, Sums
 from dpswd.shared.core.mechanisms.declared import Asked, Declared
@@ -44,7 +44,6 @@ from dpswd.shared.core.wire.limits import MAX_BATCH_SIZE
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
-from dpswd.shared.sandbox.weights import module_weights
 
 RESULTS = Path(__file__).parent / "results" / "sampling-cost.json"
 D, CLASSES, DIRECTIONS, DELTA = 64, 10, 200, 1e-9
@@ -77,7 +76,7 @@ def released(
     noised = replace(declared, sigma=calibrate_sigma(event, epsilon=epsilon, delta=DELTA))
     run = Declared(own, noised, size, facts)
     lab = Laboratory(Target(made, (D,)), labels, SystemNoise(), CPU, fresh_seed, lambda _: None)
-    session = DirectSession(Extractor.from_graph(graph, module_weights(module, graph), device=CPU))
+    session = DirectSession(Extractor(graph, module_weights(module, graph), device=CPU))
     return noised, own.reply.from_bytes(computed(Asked(run, own.request()), session, lab))
 
 

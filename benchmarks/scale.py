@@ -34,7 +34,7 @@ from dpswd.private_curator.core.steps.evaluating import ExtractorSource
 from dpswd.private_curator.core.steps.randomness import SystemNoise
 from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.trial_run import MadeRecords
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.declared import AdmittedRun, Declared
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
@@ -47,7 +47,6 @@ from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LabelledGradientDeclaration
 from dpswd.shared.published_mechanisms.sinkhorn.mechanism import SinkhornDeclaration
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 MARK = ("<!-- written by python -m benchmarks.scale -->", "<!-- end -->")

@@ -40,7 +40,7 @@ from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.trial_run import MadeRecords
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Run
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Limits, ModelFacts
@@ -48,7 +48,6 @@ from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.steps.computing import Laboratory, computed
 from dpswd.shared.core.wire.messages import StepRelease
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "step.json"
 _SHAPE = (1, 28, 28)

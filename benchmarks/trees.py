@@ -23,10 +23,9 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from benchmarks.records import Row, Rows, options
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.public_client.models.trees import as_module
 from dpswd.shared.sandbox.building import Extractor
-from dpswd.shared.sandbox.weights import module_weights
 
 RESULTS = Path(__file__).parent / "results" / "trees.json"
 SOURCES = {"readmission": "7", "stroke_trial": "UK", "thyroid": "other"}
@@ -82,7 +81,7 @@ def measured(name: str, data_dir: Path, *, seed: int) -> Row:
     module = as_module(model, missing=MISSING)
     made = time.thread_time() - begun
     graph = trace(module, x.shape[1:])
-    extractor = Extractor.from_graph(graph, module_weights(module, graph))
+    extractor = Extractor(graph, module_weights(module, graph))
     begun = time.thread_time()
     scores = extractor.features(torch.from_numpy(np.where(np.isnan(x), MISSING, x).astype(np.float32)))
     evaluated = time.thread_time() - begun

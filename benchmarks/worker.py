@@ -26,14 +26,13 @@ from torch import nn
 from benchmarks.records import Row, Rows, machine, options, table, written
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import PendingStep, Run, UploadedExtractor, new_request_id
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.shared.core.mechanisms.interface import FloatArray, Payload
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedRequest
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientDeclaration, GradientRequest
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RESULTS = Path(__file__).parent / "results" / "worker.json"
 DIRECTIONS = 200

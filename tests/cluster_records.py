@@ -14,11 +14,10 @@ from dpswd.private_curator.records.labels import load_labels
 from dpswd.private_curator.settings import tree as configuration
 from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts
 from dpswd.shared.core.mechanisms.linear import LinearRun
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 VALUES, CLASSES = 16, 3
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from conformance_cases import CLASSES, INPUTS, Case
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Facts, ModelFacts, RunSize, Step
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration
 from dpswd.shared.core.noise.directions import directions
@@ -31,7 +31,6 @@ from dpswd.shared.core.privacy.events import (
 from dpswd.shared.core.steps.computing import SecretSample
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
-from dpswd.shared.sandbox.weights import module_weights
 
 CPU = torch.device("cpu")
 
@@ -96,7 +95,7 @@ class Bench:
     ) -> None:
         module = case.module(factor)
         graph = trace(module, (INPUTS,))
-        self._extractor = Extractor.from_graph(graph, module_weights(module, graph), device=extractor_device or device)
+        self._extractor = Extractor(graph, module_weights(module, graph), device=extractor_device or device)
         self.mechanism, self.case, self._device = mechanism, case, device
         self.facts = Facts(
             DataSetFacts(records=records, record_shape=(INPUTS,), classes=CLASSES),

@@ -28,7 +28,7 @@ from dpswd.private_curator.steps.trial_run import Trials
 from dpswd.private_curator.storage import home_directory as home
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.uploads import Kind, UploadStore
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.declared import AdmittedRun
 from dpswd.shared.core.mechanisms.interface import AnyMechanism, DataSetFacts, Limits, Payload
 from dpswd.shared.core.noise.noise import NoiseSource
@@ -36,7 +36,6 @@ from dpswd.shared.core.steps.admission import admit_run
 from dpswd.shared.core.steps.computing import Laboratory
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease, run_digest, step_digest
 from dpswd.shared.published_mechanisms import ALL_MECHANISMS
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 from dpswd.shared.seeded_noise import SeededNoise
 
 CLIENT = "ml-team"

@@ -14,13 +14,12 @@ import grpc
 from google.protobuf.message import Message
 from torch import nn
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.wire.messages import RunParameters, StepRelease
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.core.wire.v1 import curator_pb2_grpc as pb_grpc
 from dpswd.shared.protocol.status import from_rpc_error
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 DEADLINE_S = 120.0
 

@@ -22,9 +22,8 @@ from dpswd.private_curator.storage import home_directory as homes
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import UploadedExtractor
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.accounting.crosscheck import check_with_autodp
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = "auditor"

@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, Finding, Site
 from benchmarks.records import Row, Rows, options
+from dpswd.public_client.extractor.tracing import weights_to_bytes
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.wire.v1 import curator_pb2 as pb
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
@@ -36,7 +37,6 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node, infer
 from dpswd.shared.sandbox.operations import Shape
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
-from dpswd.shared.sandbox.weights import weights_to_bytes
 
 RESULTS = Path(__file__).parents[1] / "results" / "fuzz-graphs.json"
 BATCH = 16

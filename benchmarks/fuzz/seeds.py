@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from torch import nn
 
 from benchmarks.fuzz.site import CLASSES, RECORD_SHAPE, RECORDS, Site
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration, StatisticsRequest
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration, EvaluationRequest
 from dpswd.shared.core.mechanisms.interface import Payload
@@ -25,7 +25,6 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
     LabelledGradientDeclaration,
     LossGradientRequest,
 )
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 Seeds = dict[str, list[Message]]
 

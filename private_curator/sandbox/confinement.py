@@ -118,33 +118,21 @@ def probe(*, port: int, secret: str) -> dict[str, bool]:
         secret: a file of the curator's.
     """
 
-    def connect() -> None:
-        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-
-    def open_socket() -> None:
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
-
     def write_file() -> None:
         with tempfile.NamedTemporaryFile(dir="/tmp") as file:
             file.write(b"x")
 
-    def start_program() -> None:
-        os.posix_spawn(sys.executable, [sys.executable, "-c", "pass"], {})
-
-    def read_secret() -> None:
-        Path(secret).read_bytes()
-
-    attempts: dict[str, Callable[[], None]] = {
-        "connect": connect,
-        "open a socket": open_socket,
+    attempts: dict[str, Callable[[], object]] = {
+        "connect": lambda: socket.create_connection(("127.0.0.1", port), timeout=1.0).close(),
+        "open a socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
         "write a file": write_file,
-        "start a program": start_program,
-        "read the curator's files": read_secret,
+        "start a program": lambda: os.posix_spawn(sys.executable, [sys.executable, "-c", "pass"], {}),
+        "read the curator's files": lambda: Path(secret).read_bytes(),
     }
     return {name: _works(attempt) for name, attempt in attempts.items()}
 
 
-def _works(attempt: Callable[[], None]) -> bool:
+def _works(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
     except OSError:

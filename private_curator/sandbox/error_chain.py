@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ MAX_FRAMES = 40
 """Frames of one exception that are kept, the last ones."""
 
 
-def error_chain(error: BaseException) -> list[tuple[BaseException, dict[str, Any]]]:
+def error_chain(error: BaseException | None) -> Iterator[tuple[BaseException, dict[str, Any]]]:
     """Each exception of a chain, the newest first, with its type and the frames that it passed."""
-    chain: list[tuple[BaseException, dict[str, Any]]] = []
-    current: BaseException | None = error
-    while current is not None and len(chain) < MAX_ERRORS:
-        passed = traceback.extract_tb(current.__traceback__)[-MAX_FRAMES:]
+    for _ in range(MAX_ERRORS):
+        if error is None:
+            return
+        passed = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in passed]
-        chain.append((current, {"type": f"{type(current).__module__}.{type(current).__qualname__}", "frames": frames}))
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return chain
+        yield error, {"type": f"{type(error).__module__}.{type(error).__qualname__}", "frames": frames}
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

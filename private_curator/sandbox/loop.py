@@ -22,18 +22,17 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpswd.private_curator.sandbox import confinement
-from dpswd.private_curator.sandbox.arena import Arena, Slot
+from dpswd.private_curator.sandbox.arena import Arena, FloatArray, Slot
 from dpswd.private_curator.sandbox.channel import ChannelClosed, receive, send
 from dpswd.private_curator.sandbox.error_chain import error_chain
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.building import Extractor, ForwardPass, RowsDepend, check_row_independence
+from dpswd.shared.sandbox.building import Extractor, RowsDepend, check_row_independence
 from dpswd.shared.sandbox.graph import ExtractorGraph
-from dpswd.shared.sandbox.session import evaluated
+from dpswd.shared.sandbox.session import DirectSession
 from dpswd.shared.sandbox.weights import weights_from_bytes
 
 Message = dict[str, Any]
@@ -59,8 +58,7 @@ def built(graph_bytes: bytes, weights_bytes: bytes, *, device: torch.device) -> 
     except InvalidValue as error:
         raise Refused("graph", str(error)) from error
     try:
-        weights = weights_from_bytes(weights_bytes, graph.tensor_shapes)
-        return Extractor.from_graph(graph, weights, device=device)
+        return Extractor(graph, weights_from_bytes(weights_bytes, graph), device=device)
     except InvalidValue as error:
         raise Refused("weights", str(error)) from error
 
@@ -98,7 +96,7 @@ class Loop:
         self._device = device
         self._extractors: OrderedDict[str, Extractor] = OrderedDict()
         self._arena: Arena | None = None
-        self._forward: ForwardPass | None = None
+        self._session: DirectSession | None = None  # of the step that is evaluated
         self._kind: tuple[object, ...] = ()  # of the last step: what its memory was asked for
         self._operations: dict[str, Operation] = {
             "load": self._load,
@@ -125,7 +123,7 @@ class Loop:
         except Refused as refusal:
             return refusal.answer
         except Exception as error:  # noqa: BLE001 - the boundary: no text of an error leaves the worker
-            self._forward = None
+            self._session = None
             if _out_of_memory(error):
                 return {"stopped": "memory"}
             return {"failed": [described for _, described in error_chain(error)]}
@@ -133,19 +131,15 @@ class Loop:
     def _load(self, message: Message, files: list[int]) -> Message:
         for key in message["drop"]:
             self._extractors.pop(key, None)
-        _give_back_memory()
-        graph, weights = _read(files, message["graph"], message["weights"])
-        self._extractors[message["key"]] = built(graph, weights, device=self._device)
+        self._extractors[message["key"]] = built(*_sent(message, files), device=self._device)
         return {}
 
     def _check(self, message: Message, files: list[int]) -> Message:
-        _give_back_memory()
-        graph, weights = _read(files, message["graph"], message["weights"])
-        proven(graph, weights, device=self._device)
+        proven(*_sent(message, files), device=self._device)
         return {}
 
     def _begin(self, message: Message, files: list[int]) -> Message:
-        self._forward = None
+        self._session = None
         kind = (message["key"], message["names"], message["records"][1])
         if kind != self._kind:
             # What another kind of step has left counts against this one's limit of memory.
@@ -155,28 +149,27 @@ class Loop:
             if self._arena is not None:
                 self._arena.close()
             self._arena = Arena.attach(files[0])
-        extractor, names = self._extractors[message["key"]], tuple(message["names"])
-        records = torch.from_numpy(self._array(message["records"]))
-        # The adapted values are copied: what autograd keeps must not lie in memory that the next step writes to.
-        flat = torch.from_numpy(self._array(message["adapted"]).copy()) if message["adapted"] else None
-        differentiable = message["differentiable"]
-        features, self._forward = evaluated(extractor, records, names, flat, differentiable=differentiable)
+        self._session = DirectSession(self._extractors[message["key"]])
+        features = self._session.features(
+            self._array(message["records"]),
+            adapted=self._array(message["adapted"]) if message["adapted"] else None,
+            names=tuple(message["names"]),
+            differentiable=message["differentiable"],
+        )
         self._write(message["features"], features)
         return {}
 
     def _gradients(self, message: Message, _files: list[int]) -> Message:
-        forward, self._forward = self._forward, None
-        if forward is None:
-            raise RuntimeError("gradients were asked for before their features")
+        assert self._session is not None
         cotangents = torch.from_numpy(self._array(message["cotangents"]))
-        self._write(message["gradients"], forward.gradients(cotangents))
+        self._write(message["gradients"], self._session.gradients(cotangents))
         return {}
 
     def _forget(self, _message: Message, _files: list[int]) -> Message:
-        self._forward = None
+        self._session = None
         return {}
 
-    def _array(self, slot: list[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _array(self, slot: list[Any]) -> FloatArray:
         assert self._arena is not None
         return self._arena.array(Slot(*slot))
 
@@ -200,12 +193,13 @@ def warm_up(device: torch.device) -> None:
     (records.flatten(1) @ records.flatten(1).T).sort(dim=0)
 
 
-def _read(files: list[int], graph: int, weights: int) -> tuple[bytes, bytes]:
-    """The two parts of a file in memory, which is then closed."""
+def _sent(message: Message, files: list[int]) -> tuple[bytes, bytes]:
+    """The graph and the weights that came in a file in memory, which is then closed."""
+    _give_back_memory()
     (descriptor,) = files
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
-        return file.read(graph), file.read(weights)
+        return file.read(message["graph"]), file.read(message["weights"])
 
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other allocators keep nothing that we asked for

@@ -195,7 +195,7 @@ class WorkerPool:
 
 
 class _WorkerSession:
-    """See `dpswd.shared.sandbox.session.Session`."""
+    """See `dpswd.shared.core.mechanisms.interface.Session`."""
 
     def __init__(self, pooled: _PooledWorker, source: ExtractorSource, deadline: Callable[[], float]) -> None:
         self._pooled = pooled
@@ -213,7 +213,7 @@ class _WorkerSession:
         differentiable: bool = True,
         meanwhile: Callable[[], None] | None = None,
     ) -> Tensor:
-        """See `dpswd.shared.sandbox.session.Session`."""
+        """See `dpswd.shared.core.mechanisms.interface.Session`."""
         count, p = len(records), self._source.facts.size(names)
         shape = (count, self._source.facts.feature_dimension)
         # records, adapted values, features, cotangents, gradients
@@ -240,7 +240,7 @@ class _WorkerSession:
         return torch.from_numpy(arena.array(self._slots[2]).copy())
 
     def gradients(self, cotangents: Tensor) -> Tensor:
-        """See `dpswd.shared.sandbox.session.Session`."""
+        """See `dpswd.shared.core.mechanisms.interface.Session`."""
         arena, self._arena = self._arena, None
         if arena is None:
             raise RuntimeError("gradients were asked for before their features")

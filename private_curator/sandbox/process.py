@@ -139,6 +139,7 @@ class WorkerProcess:
             SettingsError: it ended before; `otherwise` says so, with its own words.
         """
         if self._confinement is None:
+            assert self.process.stderr is not None
             try:
                 self.channel.settimeout(_START_S)
                 message, _ = receive(self.channel)
@@ -146,11 +147,9 @@ class WorkerProcess:
                 if self._lifeline < 0:
                     raise self._stopped("closed") from None
                 self.kill()
-                assert self.process.stderr is not None
                 # Before it is ready a worker has seen neither a graph nor a record: its words may be shown.
                 words = self.process.stderr.read().decode(errors="replace").strip().splitlines()
                 raise SettingsError(otherwise.format(words[-1][:500] if words else "no message")) from error
-            assert self.process.stderr is not None
             self.process.stderr.close()
             self._confinement = {str(layer): bool(held) for layer, held in dict(message.get("ready") or {}).items()}
         return self._confinement

@@ -146,5 +146,5 @@ def with_weights(extractor: nn.Module, proposal: Proposal, *, path: Path) -> Non
             f"the extractor has other layers than the one that {path} was made with; build the module that the team "
             "prepared, or name it (--network)"
         )
-    weights = weights_from_bytes(proposal.weights, graph.tensor_shapes)
+    weights = weights_from_bytes(proposal.weights, graph)
     extractor.load_state_dict(weights, strict=False)  # what else a module keeps does not enter its features

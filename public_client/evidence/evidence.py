@@ -25,14 +25,13 @@ from dpswd.public_client.curator.recording import Recording, Stored, StoredRun, 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.ranks import Ranks
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import Recipe
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.core.ledger.receipts import canonical_json
 from dpswd.shared.models.adapted import PARTS
 from dpswd.shared.models.model_file import below, in_one_spelling, metadata_of, model_bytes
-from dpswd.shared.sandbox.weights import module_weights
 
 FORMAT = "dpswd-evidence-2"
 LADDER, METHOD, GENERATOR = "ladder", "method", "generator"

@@ -202,7 +202,7 @@ def _within_windows(builder: Builder, layer: Any, path: str, x: Any, mask: Any =
     if x is UNKNOWN:
         return UNKNOWN
     if mask is not None and not isinstance(mask, Held):
-        raise windows.refused_mask()
+        raise Refused("a mask of windows that is no buffer of the module", "register it, (windows, t, t)")
     base, count = (x.base, x.windows) if isinstance(x, View) else (x, 1)
     added = None
     if mask is not None:

@@ -72,8 +72,7 @@ def _masks(builder: Builder, attn_mask: Any, padding: Any, is_causal: bool | Non
     """Masks of nn.MultiheadAttention, for scores (heads, t, t); a truth says where not to look."""
     if is_causal and attn_mask is None:
         raise Refused("is_causal without a mask is not in the vocabulary", _CAUSAL)
-    made = [as_scores(builder, mask, 3, keep=False) for mask in (attn_mask, padding) if mask is not None]
-    return tuple(made)
+    return tuple(as_scores(builder, mask, 3, keep=False) for mask in (attn_mask, padding) if mask is not None)
 
 
 def multihead(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[Traced, ...] = ()) -> Traced:

@@ -8,13 +8,14 @@ so that a difference which tracing cannot see (an in-place operation on an alias
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import safetensors.torch
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS, NAMED
 from dpswd.public_client.extractor.functions import Function
@@ -28,23 +29,12 @@ from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph, operation_of, tensor_name
 from dpswd.shared.sandbox.operations import Shape
-from dpswd.shared.sandbox.weights import module_weights
 
 AGREEMENT = 1e-3
 """Largest difference between module and rebuilt extractor, relative to the largest feature: float32 sums in another
 order differ by 1e-5 in deep networks; a wrong operation differs by order one."""
-_VIEWS = (
-    "getitem",
-    "view",
-    "reshape",
-    "unsqueeze",
-    "squeeze",
-    "flatten",
-    "transpose",
-    "permute",
-    "contiguous",
-    "expand",
-)
+_VIEWS = {"getitem", "view", "reshape", "unsqueeze", "squeeze", "flatten"}
+_VIEWS |= {"transpose", "permute", "contiguous", "expand"}
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _CONTROL_FLOW = (
     "move branches and loops on values or shapes out of forward (torch.fx runs it once with symbolic values)"
@@ -135,6 +125,25 @@ def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
         hint = f"\n{_EMBEDDED}" if any(problem.outside for problem in problems) else ""
         raise ExtractorUnsupported(f"the extractor cannot travel as data:\n{listed}{hint}")
     return graph
+
+
+def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor]:
+    """The tensors of a traced module that its graph names, detached."""
+    state = dict(module.named_buffers(remove_duplicate=False)) | module.state_dict()  # buffers need not persist
+    if missing := sorted(set(graph.tensor_shapes) - set(state)):
+        raise InvalidValue(f"the module lacks tensors of the graph: {missing[:5]}")
+    tensors = {name: state[name].detach() for name in graph.tensor_shapes}
+    exact = (torch.bool, torch.int32, torch.int64)  # truths and places are numbers in a graph
+    return {name: tensor.float() if tensor.dtype in exact else tensor for name, tensor in tensors.items()}
+
+
+def weights_to_bytes(weights: Mapping[str, Tensor]) -> bytes:
+    """Serialises float32 tensors; the same tensors give the same bytes on any machine."""
+    for name, tensor in weights.items():
+        if tensor.dtype != torch.float32:
+            raise InvalidValue(f"{name} is {tensor.dtype}; only float32 travels, call module.float() first")
+    ordered = {name: weights[name].detach().cpu().contiguous().clone() for name in sorted(weights)}
+    return bytes(safetensors.torch.save(ordered))
 
 
 def validate(module: nn.Module, input_shape: Sequence[int]) -> list[Problem]:
@@ -389,7 +398,7 @@ def _compare(module: nn.Module, graph: ExtractorGraph) -> None:
         records[1].view(-1)[-(records[1].numel() // 3) :] = number
     with torch.no_grad(), evaluating(module):
         expected = module(records.clone())
-    rebuilt = Extractor.from_graph(graph, weights, device=device).features(records)
+    rebuilt = Extractor(graph, weights, device=device).features(records)
     scale = float(expected.abs().max()) + 1e-6
     difference = float((expected - rebuilt).abs().max()) if expected.shape == rebuilt.shape else float("inf")
     if not difference <= AGREEMENT * scale:

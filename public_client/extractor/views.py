@@ -172,14 +172,9 @@ def attribute(builder: Builder, input: Any, name: str) -> Any:
     """Getattr in the traced program: what does not depend on a tensor's values."""
     if input is UNKNOWN:
         return UNKNOWN
-    if name == "shape" and isinstance(input, Traced):
-        return size(builder, input)
-    if name == "device" and isinstance(input, Traced):
-        return PLACE
-    if name == "ndim" and isinstance(input, Traced):
-        return dim(builder, input)
-    if name == "dtype" and isinstance(input, Traced):
-        return torch.float32
+    readable = {"shape": size, "ndim": dim, "device": lambda *_: PLACE, "dtype": lambda *_: torch.float32}
+    if isinstance(input, Traced) and name in readable:
+        return readable[name](builder, input)
     raise Refused(
         f"attribute {name[:40]!r} is not in the vocabulary", "only .shape, .ndim, .device and .dtype can be read"
     )

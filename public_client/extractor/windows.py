@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Traced
 from dpswd.public_client.extractor.sequence_layers import linear_layer
 from dpswd.shared.sandbox.operations import Shape
 
@@ -110,8 +110,3 @@ def is_window_attention(layer: Any) -> bool:
     """Whether a layer is a WindowAttention as Swin's authors, and timm, write it."""
     names = ("qkv", "proj", "num_heads", "scale", "relative_position_bias_table", "relative_position_index")
     return type(layer).__name__ == "WindowAttention" and all(hasattr(layer, name) for name in names)
-
-
-def refused_mask() -> Refused:
-    """A mask that is no buffer."""
-    return Refused("a mask of windows that is no buffer of the module", "register it, (windows, t, t)")

@@ -27,7 +27,7 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.evidence.certificate import certified
 from dpswd.public_client.evidence.evidence import Evidence
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.public_client.generation.deformation import NORMALS, deformed
 from dpswd.public_client.generation.schema import Schema
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
@@ -36,7 +36,6 @@ from dpswd.shared.files import write_public
 from dpswd.shared.models.adapted import CERTIFICATE
 from dpswd.shared.models.model_file import json_object, model_bytes, read_model_file, rebuilt
 from dpswd.shared.sandbox.building import Extractor
-from dpswd.shared.sandbox.weights import module_weights
 
 FORMAT = "dpswd-generator-4"
 MAX_ROWS = 1_000_000
@@ -114,9 +113,11 @@ class Generator:
 
     def on(self, device: torch.device) -> Generator:
         """The same generator that draws on a device; what is drawn is on the CPU, and the same but for rounding."""
-        return replace(
-            self, decoder=self.decoder.on(device), labeller=None if self.labeller is None else self.labeller.on(device)
-        )
+
+        def moved(part: Extractor) -> Extractor:
+            return Extractor(part.graph, part.weights, device=device)
+
+        return replace(self, decoder=moved(self.decoder), labeller=self.labeller and moved(self.labeller))
 
     @property
     def classes(self) -> int:
@@ -140,8 +141,7 @@ class Generator:
         Raises:
             InvalidValue: rows is out of range.
         """
-        records, labels, _ = self.draw(rows, seed)
-        return records, labels
+        return self.draw(rows, seed)[:2]
 
     def sample_soft(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Records as of `sample`, and probabilities of the classes (n, C): the labeller's, or 1 of the class drawn."""
@@ -229,7 +229,7 @@ def traced(module: nn.Module, *shape: int) -> Extractor:
         ExtractorUnsupported: it uses something outside of the closed vocabulary.
     """
     graph = trace(module.cpu().eval(), shape)
-    return Extractor.from_graph(graph, module_weights(module, graph), device=torch.device("cpu"))
+    return Extractor(graph, module_weights(module, graph), device=torch.device("cpu"))
 
 
 def _drawn_of(probabilities: Tensor, own: torch.Generator) -> Tensor:

@@ -16,6 +16,7 @@ from torch import nn
 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Quote
+from dpswd.public_client.extractor.tracing import weights_to_bytes
 from dpswd.public_client.methods.evaluation_report import Report, correct_variance
 from dpswd.public_client.plans.declarable import Declarable, quoted_evaluation
 from dpswd.public_client.plans.plan import Plan
@@ -28,7 +29,6 @@ from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationReply
 from dpswd.shared.core.mechanisms.interface import Payload
 from dpswd.shared.core.wire.limits import MAX_BINS
 from dpswd.shared.models.adapted import AdaptedModel
-from dpswd.shared.sandbox.weights import weights_to_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

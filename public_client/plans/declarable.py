@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import Quote, UploadedExtractor
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.public_client.plans.plan import Plan
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.graph import ExtractorGraph
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 _MOST_NOISE = 4.0
 """Times the planned noise: beyond it a run would cost about what was asked and be of little use."""

@@ -56,7 +56,7 @@ from dpswd.shared.protocol.receipts import encode_receipt
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph
 from dpswd.shared.sandbox.session import DirectSession
-from dpswd.shared.sandbox.weights import check_weights, weights_from_bytes
+from dpswd.shared.sandbox.weights import weights_from_bytes
 from dpswd.shared.seeded_noise import SeededNoise
 
 _BRIGHTNESS = 0.5  # deviation of a synthetic value: most lie in [-1, 1], as pixels and standardised columns do
@@ -268,7 +268,7 @@ class MockCurator(Curator):
         """Rebuilds the extractor from its bytes, as a curator does before it keeps them."""
         try:
             graph = ExtractorGraph.from_bytes(request.graph)
-            check_weights(graph, weights_from_bytes(request.weights, graph.tensor_shapes))
+            weights_from_bytes(request.weights, graph)
         except errors.InvalidValue as error:
             raise invalid("graph", str(error)) from error
         if graph.input_shape != self._data.record_shape:
@@ -302,11 +302,11 @@ class MockCurator(Curator):
         priced = self._answer_open(run, "")
         self._filter, self._spent = filter_, after
         graph = self._graphs[parameters.graph_digest]
-        weights = weights_from_bytes(self._weights[parameters.weights_digest], graph.tensor_shapes)
+        weights = weights_from_bytes(self._weights[parameters.weights_digest], graph)
         run_id = f"mock-{len(self._runs) + 1}"
         stated = {"event": event_to_json(run.event), "steps": run.event.steps, "epsilon": priced.epsilon}
         receipt = self._signed(chain.RUN_OPENED, run_id, request.request_id, run_digest(parameters), **stated)
-        self._runs[run_id] = _Run(run, Extractor.from_graph(graph, weights), receipt)
+        self._runs[run_id] = _Run(run, Extractor(graph, weights), receipt)
         self._opened[request.request_id] = run_id
         self.charges.append(MockCharge(priced.epsilon, run, parameters))
         return self._answer_open(run, run_id)

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.public_client.plans.plan import Plan
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.models.adapted import AdaptedModel, read_adapted, write_adapted
 from dpswd.shared.models.source_statistics import SourceStatistics
-from dpswd.shared.sandbox.weights import module_weights
 
 
 def save_adapted(

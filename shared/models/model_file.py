@@ -118,7 +118,7 @@ def rebuilt(part: str, metadata: Mapping[str, str], tensors: Mapping[str, Tensor
         spelled = metadata[part].encode("ascii")
     except (KeyError, UnicodeEncodeError) as error:
         raise InvalidValue(f"its {part} is missing or no graph") from error
-    return Extractor.from_graph(ExtractorGraph.from_bytes(spelled), below(part, tensors), device=device)
+    return Extractor(ExtractorGraph.from_bytes(spelled), below(part, tensors), device=device)
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -124,69 +124,55 @@ class Extractor:
     Attributes:
         graph: the validated graph.
         device: where records are evaluated.
+
+    Raises:
+        InvalidValue: the weights, which are copied, are not exactly the graph's, or not finite.
     """
 
-    def __init__(self, graph: ExtractorGraph, weights: Mapping[str, Tensor], device: torch.device) -> None:
+    def __init__(
+        self, graph: ExtractorGraph, weights: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
+    ) -> None:
+        check_weights(graph, weights)
         self.graph = graph
-        self.device = device
-        self._weights = dict(weights)
+        self.device = torch.device(device)
+        self._weights = {
+            name: _laid_out(weights[name].detach().to(self.device, copy=True)) for name in graph.tensor_shapes
+        }
         self._tensor_names = [
             {name: tensor_name(node.path, name) for name in operation_of(node).tensors(node.attributes)}
             for node in graph.nodes
         ]
-
-    @classmethod
-    def from_graph(
-        cls, graph: ExtractorGraph, weights: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
-    ) -> Extractor:
-        """Builds the extractor from the closed vocabulary; the weights are copied.
-
-        Raises:
-            InvalidValue: the weights are not exactly the graph's, or not finite.
-        """
-        check_weights(graph, weights)
-        place = torch.device(device)
-        return cls(
-            graph, {name: _laid_out(weights[name].detach().to(place, copy=True)) for name in graph.tensor_shapes}, place
-        )
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The tensors by name (shared, not copied)."""
         return dict(self._weights)
 
-    def on(self, device: torch.device) -> Extractor:
-        """The same extractor on a device."""
-        return Extractor.from_graph(self.graph, self._weights, device=device)
-
-    def differentiable(self, records: Tensor) -> Tensor:
-        """Features (b, feature_dimension) of public records (b, *input_shape), with a graph back to the records.
-
-        Raises:
-            InvalidValue: they are of another shape or type.
-        """
-        self._place(records)
-        parts = torch.split(records.to(self.device), self._chunk(len(records), None))
-        return torch.cat([self._evaluator(self._weights)(part, {}) for part in parts])
-
     def features(
-        self, records: Tensor, parameters: Mapping[str, Tensor] | None = None, *, chunk_size: int | None = None
+        self,
+        records: Tensor,
+        *,
+        names: Sequence[str] = (),
+        adapted: Tensor | None = None,
+        chunk_size: int | None = None,
     ) -> Tensor:
         """Features of each record by itself, without gradients.
 
         Args:
             records: (b, *input_shape).
-            parameters: replacements of some trainable tensors (the adapted part of this step).
+            names: the adapted tensors.
+            adapted: their values in this step, (p,), in the order of `names`; None for the uploaded ones.
             chunk_size: records evaluated at once; by default what the device's caches hold.
 
         Returns:
             (b, feature_dimension), float32, on the extractor's device.
         """
         x = self._place(records)
-        evaluate = self._evaluator(self._with(parameters))
+        evaluate = self._evaluator(self._with(names, adapted))
         with torch.no_grad():
             # vmap refuses an empty batch; its dimension is known without it.
-            parts = [evaluate(chunk, {}) for chunk in torch.split(x, self._chunk(len(x), chunk_size)) if len(chunk)]
+            chunks = torch.split(x, chunk_size or self.default_chunk_size())
+            parts = [evaluate(chunk, {}) for chunk in chunks if len(chunk)]
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts) if parts else x.new_zeros(0, self.graph.feature_dimension)
@@ -196,7 +182,7 @@ class Extractor:
         records: Tensor,
         names: Sequence[str],
         *,
-        parameters: Mapping[str, Tensor] | None = None,
+        adapted: Tensor | None = None,
         chunk_size: int | None = None,
     ) -> ForwardPass:
         """Evaluates the records and keeps what their gradients need, so that a release can stand in between.
@@ -204,7 +190,7 @@ class Extractor:
         Args:
             records: (b, *input_shape).
             names: the declared trainable tensors, in the order of the flat gradient.
-            parameters: replacements of some trainable tensors.
+            adapted: their values in this step, (p,); None for the uploaded ones.
             chunk_size: records evaluated at once; by default what the device's caches hold.
 
         Returns:
@@ -215,22 +201,18 @@ class Extractor:
         """
         shapes = self.gradient_shapes(names)
         x = self._place(records)
-        weights = self._with(parameters)
+        weights = self._with(names, adapted)
         return ForwardPass(
             evaluate=self._evaluator(weights),
             records=x,
             declared={name: weights[name] for name in shapes},
-            chunk_size=self._chunk(len(x), chunk_size, declared=shapes),
+            chunk_size=chunk_size or self.default_chunk_size(shapes),
             keep=len(x) * (self.graph.cost.activations + _numbers(shapes)) <= CACHED_VALUES,
         )
 
     def _evaluator(self, weights: Mapping[str, Tensor]) -> Callable[[Tensor, dict[str, Tensor]], Tensor]:
         """(records, copies of the declared tensors, one for each record) -> features, under vmap."""
-
-        def one(record: Tensor, own: dict[str, Tensor]) -> Tensor:
-            return self._run(record, {**weights, **own})
-
-        return vmap(one)
+        return vmap(lambda record, own: self._run(record, {**weights, **own}))
 
     def gradient_shapes(self, names: Sequence[str]) -> dict[str, Shape]:
         """Shapes of the declared tensors, in order.
@@ -257,9 +239,6 @@ class Extractor:
         fit = max(caches, min(STEP_VALUES * cost.steps, CACHED_VALUES)) // (cost.activations + _numbers(declared or {}))
         return max(1, min(fit, SCRATCH_VALUES // max(1, cost.workspace)))
 
-    def _chunk(self, records: int, chunk_size: int | None, *, declared: Mapping[str, Shape] | None = None) -> int:
-        return min(max(1, records), chunk_size if chunk_size is not None else self.default_chunk_size(declared))
-
     def _place(self, records: Tensor) -> Tensor:
         if records.dtype != torch.float32 or tuple(records.shape[1:]) != self.graph.input_shape or not records.dim():
             raise InvalidValue(
@@ -268,17 +247,14 @@ class Extractor:
             )
         return records.detach().to(self.device)
 
-    def _with(self, parameters: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """The stored tensors with some trainable ones replaced."""
-        weights = dict(self._weights)
-        for name, tensor in (parameters or {}).items():
-            shape = self.graph.parameter_shapes.get(name)
-            if shape is None or tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
-                raise InvalidValue(
-                    f"{name[:200]!r} must be a trainable tensor of the graph, float32, of its shape {shape}"
-                )
-            weights[name] = _laid_out(tensor.detach().to(self.device))
-        return weights
+    def _with(self, names: Sequence[str], adapted: Tensor | None) -> dict[str, Tensor]:
+        """The stored tensors, with the adapted ones in their place."""
+        if adapted is None:
+            return self._weights
+        if adapted.dtype != torch.float32:
+            raise InvalidValue(f"adapted values must be float32, got {adapted.dtype}")
+        own = split_vector(adapted.detach().to(self.device), self.gradient_shapes(names))
+        return self._weights | {name: _laid_out(tensor) for name, tensor in own.items()}
 
     def _run(self, record: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Evaluates the graph on one record (*input_shape) -> (feature_dimension,)."""
@@ -293,11 +269,11 @@ class Extractor:
         return values[-1]
 
 
-def split_gradient(vector: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Cuts a flat gradient (..., p) into named tensors (..., *shape), in the order of `shapes`."""
+def split_vector(vector: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Cuts flat values or gradients (..., p) into named tensors (..., *shape), in the order of `shapes`."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     if vector.shape[-1] != sum(sizes):
-        raise InvalidValue(f"the gradient has {vector.shape[-1]} numbers, the named tensors {sum(sizes)}")
+        raise InvalidValue(f"the vector has {vector.shape[-1]} numbers, the named tensors {sum(sizes)}")
     parts = torch.split(vector, sizes, dim=-1)
     return {
         name: part.reshape(*vector.shape[:-1], *shape)

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.attributes import MAX_EXTENT, Attributes, integers
-from dpswd.shared.sandbox.operations import Operation, Shape
+from dpswd.shared.sandbox.operations import Operation, Shape, Tensors
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
 
 FORMAT = "dpswd-extractor-graph-1"
@@ -171,7 +171,7 @@ class ExtractorGraph:
         """Parameters and buffers together: exactly what a weights file must hold."""
         return {**self.parameter_shapes, **self.buffer_shapes}
 
-    def _tensors(self, which: Callable[[Operation], Callable[[Attributes], dict[str, Shape]]]) -> dict[str, Shape]:
+    def _tensors(self, which: Callable[[Operation], Tensors]) -> dict[str, Shape]:
         return {
             tensor_name(node.path, name): shape
             for node in self.nodes

@@ -13,9 +13,7 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import adapters
 from dpswd.shared.sandbox.attributes import Attributes, extent, flag, integers, small_epsilon, window
 from dpswd.shared.sandbox.grouped import grouped_linear
-from dpswd.shared.sandbox.operations import Operation, Shape, convolved, declared, need_rank, same, spatial
-
-Tensors = Callable[[Attributes], dict[str, Shape]]
+from dpswd.shared.sandbox.operations import Operation, Shape, Tensors, convolved, declared, need_rank, same, spatial
 
 
 def _vectors(size: str, *names: str, only_if: str | None = None) -> Tensors:
@@ -23,9 +21,9 @@ def _vectors(size: str, *names: str, only_if: str | None = None) -> Tensors:
     return lambda at: dict.fromkeys(names, (at[size],)) if only_if is None or at[only_if] else {}
 
 
-def _weight_and_bias(weight: Callable[[Attributes], Shape]) -> Tensors:
+def weight_and_bias(weight: Callable[[Attributes], Shape], *, prefix: str = "") -> Tensors:
     """A weight, and a bias for each of its rows where the operation has one."""
-    return lambda at: {"weight": weight(at), **({"bias": weight(at)[:1]} if at["bias"] else {})}
+    return lambda at: {f"{prefix}weight": weight(at), **({f"{prefix}bias": weight(at)[:1]} if at["bias"] else {})}
 
 
 def _convolution(dimensions: int) -> Operation:
@@ -67,7 +65,7 @@ def _convolution(dimensions: int) -> Operation:
         },
         shape=shape,
         apply=apply,
-        parameters=_weight_and_bias(
+        parameters=weight_and_bias(
             lambda at: (at["out_channels"], at["in_channels"] // at["groups"], *at["kernel_size"])
         ),
         work=lambda _i, out, at: 2 * out[0] * columns(out, at) // int(at["groups"]),
@@ -150,7 +148,7 @@ LAYERS: tuple[Operation, ...] = (
         attributes={"in_features": extent, "out_features": extent, "bias": flag},
         shape=_linear_shape,
         apply=lambda x, _at, w: _affine(x[0], w["weight"], w.get("bias")),
-        parameters=_weight_and_bias(lambda at: (at["out_features"], at["in_features"])),
+        parameters=weight_and_bias(lambda at: (at["out_features"], at["in_features"])),
         work=lambda _i, out, at: 2 * math.prod(out) * int(at["in_features"]),
     ),
     Operation(

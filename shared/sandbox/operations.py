@@ -17,6 +17,9 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.attributes import Attributes, Rule
 
 Shape = tuple[int, ...]
+ShapeRule = Callable[[Sequence[Shape], Attributes], Shape]
+Apply = Callable[[Sequence[Tensor], Attributes, Mapping[str, Tensor]], Tensor]
+Tensors = Callable[[Attributes], dict[str, Shape]]
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,11 @@ class Operation:
 
     name: str
     about: str
-    shape: Callable[[Sequence[Shape], Attributes], Shape]
-    apply: Callable[[Sequence[Tensor], Attributes, Mapping[str, Tensor]], Tensor]
+    shape: ShapeRule
+    apply: Apply
     attributes: Mapping[str, Rule] = field(default_factory=dict)
-    parameters: Callable[[Attributes], dict[str, Shape]] = field(default=lambda _: {})
-    buffers: Callable[[Attributes], dict[str, Shape]] = field(default=lambda _: {})
+    parameters: Tensors = field(default=lambda _: {})
+    buffers: Tensors = field(default=lambda _: {})
     work: Callable[[Sequence[Shape], Shape, Attributes], int] = field(default=lambda _i, out, _a: math.prod(out))
     inner: Callable[[Sequence[Shape], Shape, Attributes], int] = field(default=lambda _i, _o, _a: 0)
     workspace: Callable[[Shape, Attributes], int] = field(default=lambda _o, _a: 0)
@@ -92,7 +95,7 @@ def broadcast(inputs: Sequence[Shape], _at: Attributes) -> Shape:
     return tuple(max(a, b) for a, b in zip(first, second, strict=True))
 
 
-def declared(key: str, axis: int) -> Callable[[Sequence[Shape], Attributes], Shape]:
+def declared(key: str, axis: int) -> ShapeRule:
     """The shape rule of an operation that keeps a shape whose side `axis` is the attribute `key`."""
 
     def shape(inputs: Sequence[Shape], at: Attributes) -> Shape:

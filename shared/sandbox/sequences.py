@@ -17,6 +17,7 @@ from torch.nn import functional
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import steady
 from dpswd.shared.sandbox.attributes import MAX_EXTENT, Attributes, extent, flag, integer, integers, real
+from dpswd.shared.sandbox.layers import weight_and_bias
 from dpswd.shared.sandbox.operations import Operation, Shape, declared, need_rank, same
 
 MAX_STEPS = 2048
@@ -83,9 +84,10 @@ def _embedded(inputs: Sequence[Shape], at: Attributes) -> Shape:
     return (*inputs[0], at["embedding_dim"])
 
 
-def _embedding(x: Sequence[Tensor], at: Attributes, w: Mapping[str, Tensor]) -> Tensor:
-    places = torch.arange(at["num_embeddings"], device=x[0].device, dtype=x[0].dtype)
-    return (x[0].unsqueeze(-1) == places).to(w["weight"].dtype) @ w["weight"]
+def _rows(table: Tensor, places: Tensor) -> Tensor:
+    """Rows of a table (n, d) at each of the places, zeros where that is none of them, as a product."""
+    numbers = torch.arange(table.shape[0], device=places.device, dtype=places.dtype)
+    return (places.unsqueeze(-1) == numbers).to(table.dtype) @ table
 
 
 def _look_up_shape(inputs: Sequence[Shape], _at: Attributes) -> Shape:
@@ -95,15 +97,8 @@ def _look_up_shape(inputs: Sequence[Shape], _at: Attributes) -> Shape:
     return (places[0], table[1])
 
 
-def _look_up(x: Sequence[Tensor], _at: Attributes, _w: Mapping[str, Tensor]) -> Tensor:
-    rows = torch.arange(x[0].shape[0], device=x[0].device, dtype=x[1].dtype)
-    return (x[1].unsqueeze(-1) == rows).to(x[0].dtype) @ x[0]
-
-
 def _padded(inputs: Sequence[Shape], at: Attributes) -> Shape:
-    axis, shape = at["axis"], inputs[0]
-    if axis >= len(shape):
-        raise InvalidValue(f"a record of shape {shape} has no side {axis}")
+    shape, axis = _axis(inputs, at), at["axis"]
     return (*shape[:axis], shape[axis] + at["before"] + at["after"], *shape[axis + 1 :])
 
 
@@ -218,18 +213,14 @@ SEQUENCES: tuple[Operation, ...] = (
         apply=lambda x, at, _w: steady.normalize(x[0], at["axis"], at["eps"]),
         work=lambda _i, out, _a: 4 * math.prod(out),
     ),
-    _own(
-        "parameter",
-        "nn.Parameter of one's own (positions, class tokens) in +, -, *, / and torch.cat",
-        trained=True,
-    ),
+    _own("parameter", "nn.Parameter of one's own (positions, class tokens) in +, -, *, / and torch.cat", trained=True),
     _own("buffer", "register_buffer of one's own (mean, std), never trained", trained=False),
     Operation(
         name="embedding",
         about="nn.Embedding of whole numbers in a float32 record; another number gives zeros",
         attributes={"num_embeddings": extent, "embedding_dim": extent},
         shape=_embedded,
-        apply=_embedding,
+        apply=lambda x, _at, w: _rows(w["weight"], x[0]),
         parameters=lambda at: {"weight": (at["num_embeddings"], at["embedding_dim"])},
         work=lambda _i, out, at: 2 * math.prod(out) * int(at["num_embeddings"]),
         inner=lambda _i, out, at: 2 * math.prod(out[:-1]) * int(at["num_embeddings"]),
@@ -239,7 +230,7 @@ SEQUENCES: tuple[Operation, ...] = (
         name="look_up",
         about="a tensor of one's own at the places of a buffer: table[self.index] (relative positions)",
         shape=_look_up_shape,
-        apply=_look_up,
+        apply=lambda x, _at, _w: _rows(table=x[0], places=x[1]),
         work=lambda inputs, out, _a: 2 * math.prod(out) * inputs[0][0],
         inner=lambda inputs, out, _a: 2 * inputs[0][0] * out[0],
         inputs=(2, 2),
@@ -262,14 +253,11 @@ SEQUENCES: tuple[Operation, ...] = (
         attributes={"embed_dim": extent, "bias": flag},
         shape=lambda inputs, at: (*declared("embed_dim", -1)(inputs, at)[:-1], 3 * at["embed_dim"]),
         apply=lambda x, _at, w: functional.linear(x[0], w["in_proj_weight"], w.get("in_proj_bias")),
-        parameters=lambda at: {
-            "in_proj_weight": (3 * at["embed_dim"], at["embed_dim"]),
-            **({"in_proj_bias": (3 * at["embed_dim"],)} if at["bias"] else {}),
-        },
+        parameters=weight_and_bias(lambda at: (3 * at["embed_dim"], at["embed_dim"]), prefix="in_proj_"),
         work=lambda _i, out, at: 2 * math.prod(out) * int(at["embed_dim"]),
     ),
-    _recurrent("rnn", "RNN(batch_first=True)", 1, steady.rnn_step),
-    _recurrent("rnn_relu", "RNN(nonlinearity='relu', batch_first=True)", 1, steady.rnn_relu_step),
+    _recurrent("rnn", "RNN(batch_first=True)", 1, steady.rnn_step(steady.tanh)),
+    _recurrent("rnn_relu", "RNN(nonlinearity='relu', batch_first=True)", 1, steady.rnn_step(torch.relu)),
     _recurrent("gru", "GRU(batch_first=True)", 3, steady.gru_step),
     _recurrent("lstm", "LSTM(batch_first=True)", 4, steady.lstm_step),
 )

@@ -1,4 +1,4 @@
-"""One step's evaluations of an extractor, inside of one process."""
+"""One step's evaluations of an extractor, in the process that asks for them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dpswd.shared.sandbox.building import Extractor, ForwardPass, split_gradient
+from dpswd.shared.sandbox.building import Extractor, ForwardPass
 
 FloatArray = npt.NDArray[np.float32]
 
 
-def evaluated(
-    extractor: Extractor, records: Tensor, names: tuple[str, ...], flat: Tensor | None, *, differentiable: bool = True
-) -> tuple[Tensor, ForwardPass | None]:
-    """Raw features (b, d) of each record by itself, and what the gradients in `names` will need if they are wanted.
-
-    Args:
-        extractor: the run's.
-        records: (b, *input_shape).
-        names: the adapted parameters, or none.
-        flat: the adapted parameters' values, one behind the other, or None for the uploaded ones.
-        differentiable: whether gradients will be asked for.
-    """
-    values = {} if flat is None else split_gradient(flat, extractor.gradient_shapes(names))
-    if not (names and differentiable):
-        return extractor.features(records, values), None
-    forward = extractor.begin(records, names, parameters=values)
-    return forward.outputs, forward
-
-
 class DirectSession:
-    """A `dpswd.shared.core.mechanisms.interface.Session` in the caller's own process."""
+    """A `dpswd.shared.core.mechanisms.interface.Session` in the process that it is made in, a worker or another."""
 
     def __init__(self, extractor: Extractor) -> None:
         self._extractor = extractor
@@ -52,11 +33,14 @@ class DirectSession:
         """See `Session`."""
         if meanwhile is not None:
             meanwhile()
-        flat = None if adapted is None else torch.from_numpy(adapted.copy())
-        outputs, self._forward = evaluated(
-            self._extractor, torch.from_numpy(records), names, flat, differentiable=differentiable
-        )
-        return outputs
+        self._forward = None
+        batch = torch.from_numpy(records)
+        # A copy: what autograd keeps must not lie in memory that the next step writes to.
+        values = None if adapted is None else torch.from_numpy(adapted.copy())
+        if not (names and differentiable):
+            return self._extractor.features(batch, names=names, adapted=values)
+        self._forward = self._extractor.begin(batch, names, adapted=values)
+        return self._forward.outputs
 
     def gradients(self, cotangents: Tensor) -> Tensor:
         """See `Session`."""

@@ -154,14 +154,9 @@ Step = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 """(what the input gives to all gates, what the state gives, states) -> new states, the output first."""
 
 
-def rnn_step(given: Tensor, past: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
+def rnn_step(activation: Callable[[Tensor], Tensor]) -> Step:
     """Elman 1990, as torch computes it."""
-    return (tanh(given + past),)
-
-
-def rnn_relu_step(given: Tensor, past: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG001 - a step
-    """The same with relu."""
-    return (torch.relu(given + past),)
+    return lambda given, past, _states: (activation(given + past),)
 
 
 def gru_step(given: Tensor, past: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

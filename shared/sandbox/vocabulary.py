@@ -20,13 +20,11 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import steady
 from dpswd.shared.sandbox.attributes import MAX_CONSTANT, MAX_EXTENT, Attributes, Rule, flag, integers, real, window
 from dpswd.shared.sandbox.layers import LAYERS
-from dpswd.shared.sandbox.operations import Operation, Shape, broadcast, need_rank, pooled, same, spatial
+from dpswd.shared.sandbox.operations import Apply, Operation, Shape, broadcast, need_rank, pooled, same, spatial
 from dpswd.shared.sandbox.sequences import SEQUENCES
 
 MAX_CONCATENATED = 64
 """Most inputs of one concatenation; DenseNet-201's widest block has 48."""
-
-Apply = Callable[[Sequence[Tensor], Attributes, Mapping[str, Tensor]], Tensor]
 
 
 def _plain(function: Callable[..., Tensor]) -> Apply:
@@ -122,6 +120,10 @@ def _activation(name: str, about: str, function: Callable[..., Tensor], **attrib
     )
 
 
+def _arithmetic(name: str, about: str, function: Callable[..., Tensor]) -> Operation:
+    return Operation(name=name, about=about, shape=broadcast, apply=_plain(function), inputs=(2, 2))
+
+
 def _compared(name: str, about: str, function: Callable[..., Tensor], **constant: Rule) -> Operation:
     """1.0 where it is so, 0.0 elsewhere, without a gradient; every other comparison is made of these.
 
@@ -182,23 +184,9 @@ _STRUCTURE = (
         apply=_plain(torch.reshape),
         work=lambda _i, _o, _a: 0,
     ),
-    Operation(
-        name="add", about="x + y (residual connections)", shape=broadcast, apply=_plain(torch.add), inputs=(2, 2)
-    ),
-    Operation(
-        name="multiply",
-        about="x * y (gates, squeeze and excitation)",
-        shape=broadcast,
-        apply=_plain(torch.mul),
-        inputs=(2, 2),
-    ),
-    Operation(
-        name="divide",
-        about="x / y of two values of the record, such as a buffer of deviations",
-        shape=broadcast,
-        apply=_plain(torch.div),
-        inputs=(2, 2),
-    ),
+    _arithmetic("add", "x + y (residual connections)", torch.add),
+    _arithmetic("multiply", "x * y (gates, squeeze and excitation)", torch.mul),
+    _arithmetic("divide", "x / y of two values of the record, such as a buffer of deviations", torch.div),
     Operation(
         name="concat",
         about="torch.cat([...], dim=1)",

@@ -8,13 +8,12 @@ data packed without holes, every number finite.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.graph import MAX_NODES, MAX_PATH, ExtractorGraph
@@ -26,70 +25,39 @@ _PREFIX = 8  # bytes: the header's length, little endian
 _ITEM = 4  # bytes of a float32
 
 
-def weights_to_bytes(weights: Mapping[str, Tensor]) -> bytes:
-    """Serialises float32 tensors; the same tensors give the same bytes on any machine."""
-    for name, tensor in weights.items():
-        if tensor.dtype != torch.float32:
-            raise InvalidValue(f"{name} is {tensor.dtype}; only float32 travels, call module.float() first")
-    ordered = {name: weights[name].detach().cpu().contiguous().clone() for name in sorted(weights)}
-    return bytes(safetensors.torch.save(ordered))
-
-
-def weights_from_bytes(data: bytes, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Parses untrusted bytes into exactly the tensors that `shapes` names.
-
-    Args:
-        data: safetensors; for an extractor's upload `shapes` is `graph.tensor_shapes`, for the adapted part of one step
-            the declared parameters' shapes.
-        shapes: name -> shape.
+def weights_from_bytes(data: bytes, graph: ExtractorGraph) -> dict[str, Tensor]:
+    """Parses untrusted bytes, safetensors, into exactly the graph's tensors.
 
     Raises:
-        InvalidValue: another size, header, name, type, shape or layout, or a value that is not finite.
+        InvalidValue: another size, header, name, type, shape or layout, or a value that `check_weights` refuses.
     """
-    numbers = sum(math.prod(shape) for shape in shapes.values())
-    if not _PREFIX <= len(data) <= _PREFIX + MAX_HEADER_BYTES + numbers * _ITEM:
-        raise InvalidValue(f"weights must be safetensors of {numbers} float32 numbers, got {len(data)} bytes")
-    size = int.from_bytes(data[:_PREFIX], "little")
+    shapes = graph.tensor_shapes
+    numbers, size = graph.cost.parameters, int.from_bytes(data[:_PREFIX], "little")
     if size > MAX_HEADER_BYTES or _PREFIX + size + numbers * _ITEM != len(data):
         raise InvalidValue(
-            f"weights must hold {numbers} float32 numbers after a header within {MAX_HEADER_BYTES} bytes"
+            f"weights must be safetensors of {numbers} float32 numbers after a header within {MAX_HEADER_BYTES} bytes, "
+            f"got {len(data)} bytes"
         )
     _check_header(data[_PREFIX : _PREFIX + size], shapes)
     try:
         tensors = safetensors.torch.load(data)  # refuses other sizes than those of the shapes, holes and overlaps
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise InvalidValue(f"weights are not valid safetensors ({error})") from error
-    _check_tensors(tensors, shapes)
+    check_weights(graph, tensors)
     return {name: tensors[name] for name in shapes}
 
 
 def check_weights(graph: ExtractorGraph, weights: Mapping[str, Tensor]) -> None:
-    """Raises InvalidValue unless `weights` are exactly the graph's, finite, with sensible statistics."""
-    _check_tensors(weights, graph.tensor_shapes)
-    for name in graph.buffer_shapes:
+    """Raises InvalidValue unless `weights` are exactly the graph's, float32 and finite, with sensible statistics."""
+    _check_names(set(weights), set(graph.tensor_shapes))
+    for name, shape in graph.tensor_shapes.items():
         tensor = weights[name]
-        if name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
-            raise InvalidValue(f"{name} must not be negative: it is a variance")
-
-
-def module_weights(module: nn.Module, graph: ExtractorGraph) -> dict[str, Tensor]:
-    """The tensors of a traced module that its graph names, detached."""
-    state = dict(module.named_buffers(remove_duplicate=False)) | module.state_dict()  # buffers need not persist
-    _check_names(set(state) & set(graph.tensor_shapes), set(graph.tensor_shapes))
-    tensors = {name: state[name].detach() for name in graph.tensor_shapes}
-    exact = (torch.bool, torch.int32, torch.int64)  # truths and places are numbers in a graph
-    return {name: tensor.float() if tensor.dtype in exact else tensor for name, tensor in tensors.items()}
-
-
-def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
-    """Raises InvalidValue unless these are exactly the tensors of these shapes, float32 and finite."""
-    _check_names(set(tensors), set(shapes))
-    for name, shape in shapes.items():
-        tensor = tensors[name]
         if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
             raise InvalidValue(f"{name} must be float32 of shape {shape}, got {tensor.dtype} of {tuple(tensor.shape)}")
         if not bool(torch.isfinite(tensor).all()):
             raise InvalidValue(f"{name} holds a value that is not finite")
+        if name in graph.buffer_shapes and name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
+            raise InvalidValue(f"{name} must not be negative: it is a variance")
 
 
 def _check_header(header: bytes, shapes: Mapping[str, Shape]) -> None:

@@ -24,8 +24,7 @@ from torch import nn
 
 from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.storage.home_directory import HomeDirectory
-from dpswd.public_client.extractor.tracing import trace
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 
 if TYPE_CHECKING:
     from dpswd.public_client.curator.stub import Curator

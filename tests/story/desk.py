@@ -39,9 +39,8 @@ from dpswd.private_curator.settings.tree import CuratorSettings
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.values import new_request_id
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.certificates import request_fingerprint
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 torch.set_num_threads(1)
 

@@ -291,8 +291,7 @@ def _successes(site, curator, source):
 
 def _bad_uploads(site, curator):
     module = _linear()
-    from dpswd.public_client.extractor.tracing import trace
-    from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
+    from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 
     graph = trace(module, (INPUTS,))
     weights = weights_to_bytes(module_weights(module, graph))

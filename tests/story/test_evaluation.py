@@ -120,8 +120,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_charged(hospital, model
 
 
 def _graph(module):
-    from dpswd.public_client.extractor.tracing import trace
-    from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
+    from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 
     graph = trace(module, (WIDTH,))
     return graph.to_bytes(), weights_to_bytes(module_weights(module, graph))

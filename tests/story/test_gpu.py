@@ -10,14 +10,13 @@ from scipy.stats import chi2
 from torch import nn
 
 from dpswd.public_client.curator.values import PendingStep, new_request_id
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.shared.core.mechanisms.quantiles.coefficients import project
 from dpswd.shared.core.mechanisms.sliced import SlicedReply, SlicedRequest
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.published_mechanisms.gradient.cotangents import source_coefficients
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RECORDS, SHAPE, SIGMA = 400, (1, 12, 12), 0.5
 

@@ -23,10 +23,9 @@ from dpswd.private_curator.sandbox.confinement import probe
 from dpswd.private_curator.sandbox.pool import MAX_LOADED, WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerFailed, WorkerProcess, WorkerSettings
 from dpswd.private_curator.steps.local import LocalEngine
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.errors import ExtractionStopped, RequestInvalid, SettingsError
 from dpswd.shared.core.mechanisms.interface import ModelFacts
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("worker_program.py")))
 SHAPE = (1, 12, 12)

@@ -22,11 +22,10 @@ from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.cli.main import main as client
 from dpswd.public_client.curator.receipts import read_pinned
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.public_client.ladder.check import check
 from dpswd.shared.core.errors import ProtocolError
 from dpswd.shared.core.ledger.keys import LedgerKeys
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 RECORDS = np.random.default_rng(4).normal(size=(400, 5)).astype(np.float32)
 

@@ -26,11 +26,10 @@ from dpswd.private_curator.settings.groups import RecordsSettings
 from dpswd.private_curator.storage import home_directory
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.public_client.curator.stub import Curator
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.books.chain_checks import read_export
 from dpswd.shared.core.errors import BudgetExhausted, LedgerCorrupt, LedgerUnavailable
 from dpswd.shared.core.ledger.receipts import sha256
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 STEPS = 10
 DIGEST = "d" * 64

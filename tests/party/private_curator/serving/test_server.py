@@ -32,14 +32,13 @@ from dpswd.private_curator.serving import server, service
 from dpswd.private_curator.serving.pacing import Pacer, quantum_ms
 from dpswd.private_curator.settings import tree as settings
 from dpswd.private_curator.storage import home_directory as home
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core import errors
 from dpswd.shared.core.wire.messages import RunParameters
 from dpswd.shared.mechanisms import PUBLISHED
 from dpswd.shared.published_mechanisms import PUBLISHED_MECHANISMS
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CANARY = "patient-4711"
 RECORDS = np.random.default_rng(4).normal(size=(60, 5)).astype(np.float32)

@@ -35,13 +35,13 @@ from sklearn.preprocessing import (
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.public_client.models.packing import threshold
 from dpswd.public_client.models.trees import as_module
 from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
 from dpswd.shared.sandbox.building import Extractor, check_row_independence
 from dpswd.shared.sandbox.graph import ExtractorGraph
-from dpswd.shared.sandbox.weights import module_weights, weights_from_bytes, weights_to_bytes
+from dpswd.shared.sandbox.weights import weights_from_bytes
 
 PAGE = Path(__file__).parents[4] / "docs" / "ml-team" / "extractors.md"
 N, D = 500, 6
@@ -107,8 +107,8 @@ def features(module, records):
     """As a curator computes them: from bytes, record by record."""
     traced = trace(module, tuple(records.shape[1:]))
     graph = ExtractorGraph.from_bytes(traced.to_bytes())
-    weights = weights_from_bytes(weights_to_bytes(module_weights(module, traced)), graph.tensor_shapes)
-    extractor = Extractor.from_graph(graph, weights)
+    weights = weights_from_bytes(weights_to_bytes(module_weights(module, traced)), graph)
+    extractor = Extractor(graph, weights)
     check_row_independence(extractor)
     return extractor.features(records)
 

@@ -16,10 +16,9 @@ from torch import nn
 
 from dpswd.private_curator.cli.main import main
 from dpswd.private_curator.operator.drift import DriftMeter, ks_at_least
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.models.adapted import write_adapted
 from dpswd.shared.models.source_statistics import LEVELS, SourceStatistics, quantiles_of
-from dpswd.shared.sandbox.weights import module_weights
 
 N, WIDTH = 300, 5
 RNG = np.random.default_rng(9)

@@ -10,11 +10,11 @@ import torch
 
 from dpswd.private_curator.sandbox import loop
 from dpswd.private_curator.steps.local import LocalEngine
+from dpswd.public_client.extractor.tracing import weights_to_bytes
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.sandbox import building
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
-from dpswd.shared.sandbox.weights import weights_to_bytes
 
 CPU = torch.device("cpu")
 GRAPH = ExtractorGraph((Node("relu", (0,)),), (3,)).to_bytes()

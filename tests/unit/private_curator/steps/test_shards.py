@@ -17,7 +17,7 @@ from dpswd.private_curator.records.target import Target
 from dpswd.private_curator.sandbox.process import LimitReached
 from dpswd.private_curator.steps.local import LocalEngine
 from dpswd.private_curator.steps.shards import LocalShards, ShardLost, gathered, shards
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.errors import ExtractionStopped
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import CLASS_STATISTICS, StatisticsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EVALUATION, EvaluationDeclaration
@@ -25,7 +25,6 @@ from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFac
 from dpswd.shared.core.mechanisms.linear import LinearRun
 from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import Laboratory, completed
-from dpswd.shared.sandbox.weights import module_weights, weights_to_bytes
 
 CPU = torch.device("cpu")
 N, VALUES, CLASSES = 100_011, 24, 3

@@ -280,8 +280,8 @@ def test_models_come_as_modules_or_files_and_nothing_else(tmp_path):
     records = torch.randn(7, 6)
     for model in (whole, file, str(file), load_adapted(file)):
         ready = submitted(model, plan)
-        tensors = weights_from_bytes(ready.weights, ready.graph.tensor_shapes)
-        scores = Extractor.from_graph(ready.graph, tensors).features(records)
+        tensors = weights_from_bytes(ready.weights, ready.graph)
+        scores = Extractor(ready.graph, tensors).features(records)
         torch.testing.assert_close(scores, whole(records).detach())
     for wrong, match in (
         ({"weights": 1}, "cannot be evaluated"),

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.public_client.normalisation.probes import INPUT, Probed, find_places
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.building import Extractor
-from dpswd.shared.sandbox.weights import module_weights
 
 
 class _Recurrent(nn.Module):
@@ -110,7 +109,7 @@ def test_what_is_delivered_computes_what_the_moved_probes_do_and_travels(name):
         torch.testing.assert_close(delivered(records), moved, atol=1e-3, rtol=1e-3)
         assert float((moved - model(records)).abs().max()) > 1e-2
     graph = trace(delivered.eval(), tuple(records.shape[1:]))
-    again = Extractor.from_graph(graph, module_weights(delivered, graph), device=torch.device("cpu"))
+    again = Extractor(graph, module_weights(delivered, graph), device=torch.device("cpu"))
     torch.testing.assert_close(again.features(records), moved, atol=1e-3, rtol=1e-3)
 
 
@@ -120,13 +119,14 @@ def test_the_travelling_graph_computes_the_same_statistics_under_moved_values(na
     model, records, _ = _made(name)
     probed = Probed(model, find_places(model, records))
     graph = trace(probed, tuple(records.shape[1:]))
-    travelling = Extractor.from_graph(graph, module_weights(probed, graph), device=torch.device("cpu"))
+    travelling = Extractor(graph, module_weights(probed, graph), device=torch.device("cpu"))
     probed.probes[0].move(torch.full((probed.probes[0].place.channels,), 0.4), torch.tensor(1.7))
     values = dict(probed.named_parameters())
     names = [name for name in probed.adapted_names() if name in graph.parameter_shapes]
     with torch.no_grad():
         expected = probed(records)
-    computed = travelling.features(records, {name: values[name] for name in names})
+    adapted = torch.cat([values[name].detach().flatten() for name in names]) if names else None
+    computed = travelling.features(records, names=names, adapted=adapted)
     torch.testing.assert_close(computed, expected, atol=1e-3, rtol=1e-3)
 
 

@@ -15,9 +15,8 @@ from dpswd.public_client.extractor.adapter_layers import (
     ChannelAffine,
     FeatureAffine,
 )
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.sandbox.building import Extractor
-from dpswd.shared.sandbox.weights import module_weights
 
 
 class LeNet(nn.Module):
@@ -207,7 +206,7 @@ class Example:
 
     def extractor(self, device: str = "cpu") -> Extractor:
         graph = trace(self.module, self.input_shape)
-        return Extractor.from_graph(graph, module_weights(self.module, graph), device=device)
+        return Extractor(graph, module_weights(self.module, graph), device=device)
 
 
 def make_example(name: str) -> Example:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import building
 from dpswd.shared.sandbox.building import (
@@ -16,10 +16,9 @@ from dpswd.shared.sandbox.building import (
     Extractor,
     RowsDepend,
     check_row_independence,
-    split_gradient,
+    split_vector,
 )
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node
-from dpswd.shared.sandbox.weights import module_weights
 
 
 def gradients_of(extractor, records, cotangents, names, **options):
@@ -79,14 +78,14 @@ def test_replaced_parameters_take_effect_and_only_there(digits):
     extractor = digits.extractor()
     records = digits.records(3)
     before = extractor.features(records)
-    new = {"conv2.bias": torch.full((20,), 2.0)}
-    changed = extractor.features(records, new)
+    new = torch.full((20,), 2.0)
+    changed = extractor.features(records, names=["conv2.bias"], adapted=new)
     with torch.no_grad():
         digits.module.conv2.bias.fill_(2.0)
         torch.testing.assert_close(changed, digits.module(records), rtol=1e-4, atol=1e-5)
     assert torch.equal(extractor.features(records), before)
     expected = autograd_loop(digits.module, records, ["conv2.bias"], before)
-    actual = gradients_of(extractor, records, before, ["conv2.bias"], parameters=new)
+    actual = gradients_of(extractor, records, before, ["conv2.bias"], adapted=new)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -97,13 +96,13 @@ def test_gradients_follow_the_declared_order_and_can_be_cut(digits):
     forwards = gradients_of(extractor, records, cotangents, ["conv1.bias", "conv2.weight"])
     backwards = gradients_of(extractor, records, cotangents, ["conv2.weight", "conv1.bias"])
     shapes = extractor.gradient_shapes(["conv1.bias", "conv2.weight"])
-    parts = split_gradient(forwards, shapes)
+    parts = split_vector(forwards, shapes)
     assert parts["conv2.weight"].shape == (2, 20, 32, 5, 5)
     torch.testing.assert_close(
-        split_gradient(backwards[0], dict(reversed(shapes.items())))["conv1.bias"], parts["conv1.bias"][0]
+        split_vector(backwards[0], dict(reversed(shapes.items())))["conv1.bias"], parts["conv1.bias"][0]
     )
     with pytest.raises(InvalidValue, match="numbers"):
-        split_gradient(forwards[:, 1:], shapes)
+        split_vector(forwards[:, 1:], shapes)
 
 
 def test_an_empty_batch_has_empty_results(digits):
@@ -125,7 +124,7 @@ def test_buffers_are_not_trainable(build):
     with pytest.raises(InvalidValue, match="trainable"):
         extractor.gradient_shapes(["bn1.running_mean"])
     with pytest.raises(InvalidValue, match="trainable"):
-        extractor.features(norm.records(1), {"bn1.running_var": torch.ones(8)})
+        extractor.features(norm.records(1), names=["bn1.running_var"], adapted=torch.ones(8))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_weights_that_are_not_the_graph_s_are_refused(digits, change):
     weights = {name: tensor.clone() for name, tensor in module_weights(digits.module, graph).items()}
     change(weights)
     with pytest.raises(InvalidValue):
-        Extractor.from_graph(graph, weights)
+        Extractor(graph, weights)
 
 
 def test_rows_are_independent(example, device):
@@ -162,8 +161,8 @@ def test_rows_are_independent(example, device):
 class CentresTheBatch(Extractor):
     """A broken extractor: like train-mode batch norm, it subtracts the batch's mean."""
 
-    def features(self, records, parameters=None, *, chunk_size=None):
-        features = super().features(records, parameters, chunk_size=chunk_size)
+    def features(self, *arguments, **options):
+        features = super().features(*arguments, **options)
         return features - features.nan_to_num(0.0, 0.0, 0.0).mean(0)
 
 
@@ -188,7 +187,7 @@ class SharesAGradient(Extractor):
 def test_dependent_rows_are_detected(digits, broken):
     graph = trace(digits.module, digits.input_shape)
     with pytest.raises(RowsDepend):
-        check_row_independence(broken.from_graph(graph, module_weights(digits.module, graph)))
+        check_row_independence(broken(graph, module_weights(digits.module, graph)))
 
 
 def test_no_operation_falls_back_to_a_slow_loop_under_vmap(example):
@@ -213,7 +212,7 @@ def test_chunks_fit_the_caches():
     sizes = []
     for graph in (small, large):
         weights = {name: torch.zeros(shape) for name, shape in graph.tensor_shapes.items()}
-        sizes.append(Extractor.from_graph(graph, weights).default_chunk_size())
+        sizes.append(Extractor(graph, weights).default_chunk_size())
     assert sizes[0] > 10_000
     assert sizes[1] == 1
 
@@ -222,7 +221,7 @@ def test_chunks_have_room_for_what_is_inside_of_an_operation():
     """Attack: 16 records of an embedding of 65,536 words at 512 places took 2.56 GB, since none of it was counted."""
     words = Node("embedding", (0,), "e", {"num_embeddings": 60_000, "embedding_dim": 1})
     graph = ExtractorGraph((words, Node("reshape", (1,), "", {"shape": (512,)})), (512,))
-    extractor = Extractor.from_graph(graph, {"e.weight": torch.ones(60_000, 1)})
+    extractor = Extractor(graph, {"e.weight": torch.ones(60_000, 1)})
     assert extractor.default_chunk_size() == 1
     unfolded = {
         "in_channels": 64,
@@ -233,7 +232,7 @@ def test_chunks_have_room_for_what_is_inside_of_an_operation():
     }
     wide = Node("conv2d", (0,), "c", unfolded | {"dilation": (1, 1), "groups": 1, "bias": False})
     graph = ExtractorGraph((wide, Node("reshape", (1,), "", {"shape": (16,)})), (64, 4, 4))
-    extractor = Extractor.from_graph(graph, {"c.weight": torch.ones(1, 64, 255, 255)})
+    extractor = Extractor(graph, {"c.weight": torch.ones(1, 64, 255, 255)})
     assert extractor.default_chunk_size() * graph.cost.workspace <= SCRATCH_VALUES
 
 
@@ -245,7 +244,7 @@ def test_a_norm_of_groups_takes_numbers_that_do_not_lie_side_by_side():
     nodes = cut, Node("group_norm", (1,), "n", at), Node("reshape", (2,), "", {"shape": (32,)})
     graph = ExtractorGraph(nodes, (6, 8))
     weights = {name: torch.randn(4, generator=generator) for name in ("n.weight", "n.bias")}
-    extractor = Extractor.from_graph(graph, weights)
+    extractor = Extractor(graph, weights)
     check_row_independence(extractor)
     records = torch.randn(5, 6, 8, generator=generator)
     theirs = nn.functional.group_norm(records[:, 1:5].contiguous(), 2, weights["n.weight"], weights["n.bias"], 1e-5)
@@ -259,5 +258,5 @@ def test_a_bias_may_be_adapted_where_what_it_is_added_to_is_no_record_s():
     graph = ExtractorGraph(nodes, (3,))
     weights = {name: torch.ones(shape) for name, shape in graph.tensor_shapes.items()}
     records = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    forward = Extractor.from_graph(graph, weights).begin(records, ["l.bias"])
+    forward = Extractor(graph, weights).begin(records, ["l.bias"])
     torch.testing.assert_close(forward.gradients(torch.ones(5, 3)), records)

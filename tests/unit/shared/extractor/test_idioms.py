@@ -10,10 +10,9 @@ from sequence_models import VitTiny
 from torch import nn
 from torch.nn import functional
 
-from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.public_client.extractor.tracing import module_weights, trace, validate
 from dpswd.shared.core.errors import ExtractorUnsupported
 from dpswd.shared.sandbox.building import Extractor
-from dpswd.shared.sandbox.weights import module_weights
 
 
 class Net(nn.Module):
@@ -52,7 +51,7 @@ def cell(kind=nn.GRU, **options):
 def agrees(module, shape):
     graph = trace(module.eval(), shape)
     records = torch.randn(3, *shape)
-    seen = Extractor.from_graph(graph, module_weights(module, graph)).features(records)
+    seen = Extractor(graph, module_weights(module, graph)).features(records)
     with torch.no_grad():
         torch.testing.assert_close(seen, module(records), rtol=1e-4, atol=1e-5)
 

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional
 from vision_blocks import ConvNext, Inverted, NormAct, SameConv, Swin, Vit
 
-from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.public_client.extractor.tracing import module_weights, trace, validate, weights_to_bytes
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.building import Extractor, check_row_independence
 from dpswd.shared.sandbox.graph import ExtractorGraph
-from dpswd.shared.sandbox.weights import module_weights, weights_from_bytes, weights_to_bytes
+from dpswd.shared.sandbox.weights import weights_from_bytes
 
 IMAGES = {
     "vit": Vit,
@@ -52,8 +52,8 @@ def test_a_network_travels_computes_and_learns_the_same(name):
     module, records = made(name)
     traced = trace(module, tuple(records.shape[1:]))
     graph = ExtractorGraph.from_bytes(traced.to_bytes())
-    weights = weights_from_bytes(weights_to_bytes(module_weights(module, traced)), graph.tensor_shapes)
-    extractor = Extractor.from_graph(graph, weights)
+    weights = weights_from_bytes(weights_to_bytes(module_weights(module, traced)), graph)
+    extractor = Extractor(graph, weights)
     with torch.no_grad():
         torch.testing.assert_close(extractor.features(records), module(records), rtol=1e-4, atol=1e-5)
     check_row_independence(extractor)
@@ -97,7 +97,7 @@ def test_an_idiom_computes_the_same(after):
     torch.manual_seed(0)
     module, records = Net(after).eval(), torch.randn(3, 5, 4)
     graph = trace(module, (5, 4))
-    seen = Extractor.from_graph(graph, module_weights(module, graph)).features(records)
+    seen = Extractor(graph, module_weights(module, graph)).features(records)
     torch.testing.assert_close(seen, module(records).detach(), rtol=1e-5, atol=1e-5)
 
 
@@ -132,7 +132,7 @@ def test_a_parameter_before_an_embedding_is_refused_by_name():
         module.a.weight.copy_(torch.eye(T))
         module.a.bias.zero_()
     graph = trace(module, (T,))
-    extractor = Extractor.from_graph(graph, module_weights(module, graph))
+    extractor = Extractor(graph, module_weights(module, graph))
     with pytest.raises(InvalidValue, match=r"no gradient reaches \['a.weight'\]: an embedding"):
         extractor.begin(torch.ones(2, T), ["b.weight", "a.weight"])
 

@@ -11,12 +11,12 @@ from sequence_models import WORDS, D, Recurrent, T, Text, Vit
 from torch import nn
 from torch.nn import functional
 
-from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.public_client.extractor.tracing import module_weights, trace, validate, weights_to_bytes
 from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
 from dpswd.shared.sandbox import steady
 from dpswd.shared.sandbox.building import Extractor, check_row_independence
 from dpswd.shared.sandbox.graph import ExtractorGraph, Node
-from dpswd.shared.sandbox.weights import module_weights, weights_from_bytes, weights_to_bytes
+from dpswd.shared.sandbox.weights import weights_from_bytes
 
 GOLDEN = Path(__file__).parent / "golden_sequence_digests.json"
 
@@ -36,8 +36,8 @@ def test_a_model_travels_and_computes_the_same_record_by_record(name):
     module, records = made(name)
     module.eval()
     graph = ExtractorGraph.from_bytes(trace(module, tuple(records.shape[1:])).to_bytes())
-    weights = weights_from_bytes(weights_to_bytes(module_weights(module, graph)), graph.tensor_shapes)
-    extractor = Extractor.from_graph(graph, weights)
+    weights = weights_from_bytes(weights_to_bytes(module_weights(module, graph)), graph)
+    extractor = Extractor(graph, weights)
     with torch.no_grad():
         torch.testing.assert_close(extractor.features(records), module(records), rtol=1e-4, atol=1e-5)
     check_row_independence(extractor)
@@ -87,7 +87,7 @@ def test_the_steady_forms_are_the_functions():
     graph = ExtractorGraph((Node("embedding", (0,), "e", {"num_embeddings": 3, "embedding_dim": 2}),
                             Node("reshape", (1,), "", {"shape": (8,)})), (4,))  # fmt: skip
     table = torch.arange(1.0, 7.0).reshape(3, 2)
-    seen = Extractor.from_graph(graph, {"e.weight": table}).features(torch.tensor([[2.0, 0.0, 7.0, float("nan")]]))
+    seen = Extractor(graph, {"e.weight": table}).features(torch.tensor([[2.0, 0.0, 7.0, float("nan")]]))
     assert seen.tolist() == [[5.0, 6.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0]]  # no such word gives zeros
 
 

@@ -9,17 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpswd.public_client.extractor.tracing import trace, validate
+from dpswd.public_client.extractor.tracing import module_weights, trace, validate
 from dpswd.shared.core.errors import ExtractorUnsupported
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph
-from dpswd.shared.sandbox.weights import module_weights
 
 
 def test_the_rebuilt_extractor_computes_what_the_module_computes(example):
     assert validate(example.module, example.input_shape) == []
     graph = ExtractorGraph.from_bytes(trace(example.module, example.input_shape).to_bytes())
-    rebuilt = Extractor.from_graph(graph, module_weights(example.module, graph))
+    rebuilt = Extractor(graph, module_weights(example.module, graph))
     records = example.records(5)
     with torch.no_grad():
         expected = example.module(records)

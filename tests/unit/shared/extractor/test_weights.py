@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import safetensors.torch
@@ -11,13 +12,27 @@ from exploring import tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.sandbox.weights import check_weights, module_weights, weights_from_bytes, weights_to_bytes
+from dpswd.shared.sandbox.graph import ExtractorGraph, Node
+from dpswd.shared.sandbox.weights import check_weights, weights_from_bytes
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}(\.[a-z0-9]{1,4}){0,2}", fullmatch=True)
-SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple)
+SHAPES = st.tuples(st.sampled_from([(), (1,)]), st.lists(st.integers(1, 4), min_size=1, max_size=3)).map(
+    lambda parts: (*parts[0], *parts[1])
+)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def graph_of(shapes):
+    """A graph of tensors of these names and shapes, one behind the other."""
+    nodes, flat = [], []
+    for name, shape in shapes.items():
+        nodes.append(Node("parameter", (), name, {"shape": shape}))
+        nodes.append(Node("reshape", (len(nodes),), "", {"shape": (math.prod(shape),)}))
+        flat.append(len(nodes))
+    joined = (Node("concat", tuple(flat)),) if len(flat) > 1 else ()
+    return ExtractorGraph((*nodes, *joined), (1,))
 
 
 @st.composite
@@ -36,7 +51,7 @@ def tensors(draw):
 @settings(max_examples=tried(60))
 def test_round_trip_is_exact_and_the_bytes_are_canonical(weights):
     data = weights_to_bytes(weights)
-    again = weights_from_bytes(data, {name: tuple(tensor.shape) for name, tensor in weights.items()})
+    again = weights_from_bytes(data, graph_of({name: tuple(tensor.shape) for name, tensor in weights.items()}))
     assert list(again) == list(weights)
     for name, tensor in weights.items():
         assert torch.equal(again[name].view(torch.int32), tensor.view(torch.int32))
@@ -48,13 +63,13 @@ def test_round_trip_is_exact_and_the_bytes_are_canonical(weights):
 def test_a_module_s_weights_travel(example):
     graph = trace(example.module, example.input_shape)
     weights = module_weights(example.module, graph)
-    again = weights_from_bytes(weights_to_bytes(weights), graph.tensor_shapes)
+    again = weights_from_bytes(weights_to_bytes(weights), graph)
     check_weights(graph, again)
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
 
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, -1.0])}
-SHAPE_OF = {"a.weight": (2, 3), "b": (2,)}
+GRAPH = graph_of({"a.weight": (2, 3), "b": (2,)})
 GOOD = weights_to_bytes(WEIGHTS)
 
 
@@ -65,10 +80,10 @@ def test_changed_bytes_are_refused_or_other_finite_numbers(data):
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        result = weights_from_bytes(bytes(raw), SHAPE_OF)
+        result = weights_from_bytes(bytes(raw), GRAPH)
     except InvalidValue:
         return
-    assert {name: tuple(tensor.shape) for name, tensor in result.items()} == SHAPE_OF
+    assert {name: tuple(tensor.shape) for name, tensor in result.items()} == GRAPH.tensor_shapes
     assert all(bool(torch.isfinite(tensor).all()) for tensor in result.values())
 
 
@@ -111,9 +126,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_bytes_are_refused(data):
-    assert weights_from_bytes(GOOD, SHAPE_OF)["b"].tolist() == [1.0, -1.0]
+    assert weights_from_bytes(GOOD, GRAPH)["b"].tolist() == [1.0, -1.0]
     with pytest.raises(InvalidValue):
-        weights_from_bytes(data, SHAPE_OF)
+        weights_from_bytes(data, GRAPH)
 
 
 def test_only_float32_is_serialised():
@@ -128,3 +143,5 @@ def test_statistics_must_make_sense(build):
     weights["bn1.running_var"][0] = -1.0
     with pytest.raises(InvalidValue, match="variance"):
         check_weights(graph, weights)
+    with pytest.raises(InvalidValue, match="variance"):
+        weights_from_bytes(weights_to_bytes(weights), graph)

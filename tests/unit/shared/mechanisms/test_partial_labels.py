@@ -10,7 +10,7 @@ import torch
 from hospital import NoNoise
 
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.errors import RequestInvalid
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import StatisticsDeclaration
 from dpswd.shared.core.mechanisms.evaluation.counts import number_weight
@@ -29,18 +29,17 @@ from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import (
 )
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
-from dpswd.shared.sandbox.weights import module_weights
 
 INPUTS, CLASSES, N = 4, 3, 40
 torch.manual_seed(3)
 MODULE = torch.nn.Linear(INPUTS, CLASSES)
 GRAPH = trace(MODULE, (INPUTS,))
-MODEL = Extractor.from_graph(GRAPH, module_weights(MODULE, GRAPH), device=torch.device("cpu"))
+MODEL = Extractor(GRAPH, module_weights(MODULE, GRAPH), device=torch.device("cpu"))
 DATA = DataSetFacts(N, (INPUTS,), CLASSES, partly_labelled=True)
 FACTS = Facts(DATA, ModelFacts.of(GRAPH))
 TWO = torch.nn.Linear(INPUTS, 2 * CLASSES)
 TWO_GRAPH = trace(TWO, (INPUTS,))
-TWO_MODEL = Extractor.from_graph(TWO_GRAPH, module_weights(TWO, TWO_GRAPH), device=torch.device("cpu"))
+TWO_MODEL = Extractor(TWO_GRAPH, module_weights(TWO, TWO_GRAPH), device=torch.device("cpu"))
 DECLARED = (
     ("class_statistics", StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 1.0)),
     ("class_statistics", StatisticsDeclaration(CLASSES, 1.0, 3.0, 0.5, 1.0)),

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file, safe_open, save_file
 from torch import nn
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.errors import DataInvalid
 from dpswd.shared.models.adapted import read_adapted, write_adapted
 from dpswd.shared.models.source_statistics import LEVELS, MAX_VALUES, SourceStatistics, quantiles_of, sliced_distance
-from dpswd.shared.sandbox.weights import module_weights
 
 SHAPE = (1, 4, 4)
 

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.models.adapted import compose, compose_weights
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph
-from dpswd.shared.sandbox.weights import module_weights
 
 
 def _parts():
@@ -28,7 +27,7 @@ def test_the_composed_graph_computes_the_two_one_after_the_other():
         "extractor.0.weight", "extractor.0.bias", "classifier.weight", "classifier.bias",
     }  # fmt: skip
     records = torch.randn(5, 1, 6, 6)
-    features = Extractor.from_graph(ExtractorGraph.from_bytes(graph.to_bytes()), weights).features(records)
+    features = Extractor(ExtractorGraph.from_bytes(graph.to_bytes()), weights).features(records)
     torch.testing.assert_close(features, second(first(records)))
 
 
@@ -46,7 +45,7 @@ def test_residual_inputs_of_the_second_graph_are_renumbered():
     one, two = trace(first, (1, 6, 6)), trace(second, (12,))
     weights = compose_weights(module_weights(first, one), module_weights(second, two))
     records = torch.randn(3, 1, 6, 6)
-    features = Extractor.from_graph(compose(one, two), weights).features(records)
+    features = Extractor(compose(one, two), weights).features(records)
     torch.testing.assert_close(features, second(first(records)))
 
 

@@ -11,7 +11,7 @@ import torch
 from hospital import NoNoise
 
 from dpswd.private_curator.core.steps.randomness import SystemNoise
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.mechanisms.class_statistics.mechanism import (
     CLASS_STATISTICS,
@@ -24,7 +24,6 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import SecretSample
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
-from dpswd.shared.sandbox.weights import module_weights
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
 DECLARED = StatisticsDeclaration(CLASSES, 0.7, 0.7, 0.0, 2.0, FeatureMap(torch.full((3,), 0.1), torch.full((3,), 0.3)))
@@ -53,7 +52,7 @@ def linear():
     torch.manual_seed(1)
     module = torch.nn.Linear(INPUTS, FEATURES)
     graph = trace(module, (INPUTS,))
-    return module, Extractor.from_graph(graph, module_weights(module, graph), device=torch.device("cpu"))
+    return module, Extractor(graph, module_weights(module, graph), device=torch.device("cpu"))
 
 
 def released(held, declared=DECLARED, noise=None, *, records=None):

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import nn
 
 from dpswd.private_curator.steps.shards import shards
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import FEATURE_SUMS, SumsDeclaration, SumsRequest
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, ModelFacts, RunSize
 from dpswd.shared.core.mechanisms.linear import LinearRun, added
@@ -20,7 +20,6 @@ from dpswd.shared.core.noise.feature_map import FeatureMap
 from dpswd.shared.core.steps.computing import SecretSample
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.session import DirectSession
-from dpswd.shared.sandbox.weights import module_weights
 from dpswd.shared.seeded_noise import SeededNoise
 
 D, CPU = 5, torch.device("cpu")
@@ -48,7 +47,7 @@ def _model():
     with torch.no_grad():
         made.weight.copy_(torch.eye(D))
     graph = trace(made, (D,))
-    return graph, DirectSession(Extractor.from_graph(graph, module_weights(made, graph), device=CPU))
+    return graph, DirectSession(Extractor(graph, module_weights(made, graph), device=CPU))
 
 
 GRAPH, MODEL = _model()

@@ -14,7 +14,7 @@ from hospital import Hospital, NoNoise
 from torch import nn
 from torch.nn import functional
 
-from dpswd.public_client.extractor.tracing import trace
+from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.accounting import calibration
 from dpswd.shared.accounting.crosscheck import check_with_autodp
 from dpswd.shared.core.errors import BudgetExhausted, RequestInvalid
@@ -22,7 +22,6 @@ from dpswd.shared.core.privacy.events import RunEvent, SanitizedGradient, StepEv
 from dpswd.shared.published_mechanisms.clipped_sum import ClippedSum
 from dpswd.shared.published_mechanisms.labelled_gradient.mechanism import LossGradientRequest, entropy_cotangents
 from dpswd.shared.sandbox.building import Extractor
-from dpswd.shared.sandbox.weights import module_weights
 
 N, CLASSES = 48, 4
 SHAPE = (1, 6, 6)
@@ -64,7 +63,7 @@ def opacus_step(model):
 
 def test_per_record_gradients_are_those_of_opacus(model, opacus_step):
     graph = trace(model.eval(), SHAPE)
-    extractor = Extractor.from_graph(graph, module_weights(model, graph), device=torch.device("cpu"))
+    extractor = Extractor(graph, module_weights(model, graph), device=torch.device("cpu"))
     forward = extractor.begin(torch.from_numpy(RECORDS), names_of(model))
     own = forward.gradients(entropy_cotangents(forward.outputs, torch.from_numpy(LABELS)))
     torch.testing.assert_close(own, opacus_step[0], rtol=1e-5, atol=1e-6)
