@@ -68,6 +68,14 @@ def _moved(data):
 
 
 @pytest.fixture
+def short_search(monkeypatch):
+    """Where the search for moved columns is not what is tested: few far places, and half of the steps."""
+    monkeypatch.setattr(columns, "_FACTORS", (0.9,))
+    monkeypatch.setattr(columns, "_OFFSETS", (1.2, 2.5))
+    monkeypatch.setattr(columns, "_STEPS", 4)
+
+
+@pytest.fixture
 def no_columns(monkeypatch):
     """As of images: moves of channels alone, layer by layer."""
     monkeypatch.setattr(normalisation, "MOST", 0)
@@ -113,7 +121,7 @@ def test_columns_in_other_units_are_named_and_put_back(trained, shares):
     assert _accuracy(adaptation, there(4)) > 0.7
 
 
-def test_what_puts_columns_back_is_not_before_the_source_in_the_drift_statistics(trained):
+def test_what_puts_columns_back_is_not_before_the_source_in_the_drift_statistics(trained, short_search):
     """It is for the hospital's records: the source goes through the extractor that it was trained with."""
     data = replace(_data(3000, 3), images=_data(3000, 3).images + 2.0)
     adaptation = _fitted(trained, _curator(data), asks="first")
@@ -125,7 +133,7 @@ def test_what_puts_columns_back_is_not_before_the_source_in_the_drift_statistics
     assert float((seen - own).abs().max()) < 0.1 < 0.3 < float((put_back - own).abs().max())
 
 
-def test_a_column_of_one_value_is_in_no_unit(trained):
+def test_a_column_of_one_value_is_in_no_unit(trained, short_search):
     """A factor near 0 would explain it, and undoing that would blow up nothing but noise."""
     data = _data(3000, 4)
     data.images[:, 0] = 0.0
@@ -133,7 +141,7 @@ def test_a_column_of_one_value_is_in_no_unit(trained):
     assert _accuracy(_fitted(trained, _curator(data), asks="first"), data) > before - 0.01
 
 
-def test_columns_whose_return_is_not_expected_to_help_stay(trained, monkeypatch):
+def test_columns_whose_return_is_not_expected_to_help_stay(trained, monkeypatch, short_search):
     monkeypatch.setattr(columns.Columns, "_better", lambda *_: -0.01)
     moved = replace(_data(3000, 3), images=_data(3000, 3).images + 2.0)
     adaptation = _fitted(trained, _curator(moved), asks="first", epsilon=0.7)
@@ -143,7 +151,7 @@ def test_columns_whose_return_is_not_expected_to_help_stay(trained, monkeypatch)
 
 @pytest.mark.long
 @pytest.mark.parametrize("most", [pytest.param(0, marks=pytest.mark.exhaustive), 100])
-def test_moved_columns_are_followed(trained, monkeypatch, most):
+def test_moved_columns_are_followed(trained, monkeypatch, short_search, most):
     monkeypatch.setattr(normalisation, "MOST", most)
     records, test = _moved(_data(3000, 3)), _moved(_data(2000, 4))
     adaptation = _fitted(trained, _curator(records))
@@ -151,11 +159,14 @@ def test_moved_columns_are_followed(trained, monkeypatch, most):
         before = float((trained[1](trained[0](test.images)).argmax(dim=1) == test.labels).float().mean())
     assert adaptation.reports[0]["outcome"] == "adapted"
     assert _accuracy(adaptation, test) > before + 0.1
-    # 45 errors of a share of 0.02 at 2,000 have a deviation of 0.003: the least that the unmoved records reach.
-    assert _accuracy(adaptation, test) > _accuracy(_fitted(trained, _curator(_data(3000, 3))), _data(2000, 4)) - 0.03
+    # 45 errors of a share of 0.02 at 2,000 have a deviation of 0.003: the least that unmoved records reach.
+    unmoved = _data(2000, 4)
+    with torch.no_grad():
+        reached = float((trained[1](trained[0](unmoved.images)).argmax(dim=1) == unmoved.labels).float().mean())
+    assert _accuracy(adaptation, test) > reached - 0.03
 
 
-def test_frequencies_are_corrected_and_no_layer_is_moved(trained):
+def test_frequencies_are_corrected_and_no_layer_is_moved(trained, short_search):
     shares = [0.85, 0.05, 0.05, 0.05]
     adaptation = _fitted(trained, _curator(_data(8000, 5, shares)), epsilon=3.0)
     report, model = adaptation.reports[0], adaptation.model()
@@ -269,7 +280,7 @@ def test_many_features_of_few_records_are_put_back_where_that_is_expected_to_hel
 
 
 @pytest.mark.parametrize("flags", ["other people's", "the source's"])
-def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(flags):
+def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(flags, short_search):
     """Attack: patients of another kind were taken for another instrument, and models lost up to three points."""
     draws = torch.Generator().manual_seed(2)
 
