@@ -19,7 +19,7 @@ from dpswd.public_client.generation.generating import generate, plan_generator
 from dpswd.shared.core.errors import InvalidValue
 
 OTHER_SHAPES = ((3, 14, 18), (1, 20, 15))
-SMALL = Replayed(axes=60, coordinates=40, waves=60, pretraining=100, updates=200)
+SMALL = Replayed(axes=60, coordinates=40, waves=60, pretraining=60, updates=150, looked=20)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_classifier_of_drawn_rows_knows_real_ones(fitted):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(20):
+    for _ in range(10):
         for rows in torch.randperm(len(x)).split(50):
             loss = -(p[rows] * torch.log_softmax(model(x[rows]), dim=1)).sum(dim=1).mean()
             optimizer.zero_grad()
@@ -89,15 +89,15 @@ def test_a_fit_that_was_broken_off_goes_on_where_it_was(fitted, tmp_path):
     held = task.source
     description = mock_description(records=len(held), record_shape=(1, 8, 8), epsilon=30.0, delta=1e-4, classes=2)
     where = MockCurator(description, records=lambda n: held.images[:n], labels=held.labels.numpy() % 2)
-    method = replace(SMALL, pretraining=5, updates=205, images=16, looked=4)
+    method = replace(SMALL, axes=20, coordinates=10, waves=10, pretraining=3, updates=110, images=8, looked=4)
     plan, _ = plan_generator(where, method, epsilon=20.0)
     options = {"seed": 3, "device": "cpu", "progress": False}
     shown = []
 
     def broken_off(generator):
-        """At update 102, where what was fitted by update 100 is on file."""
+        """At update 108, where what was fitted by update 100 is on file."""
         shown.append(generator)
-        if len(shown) == 2:
+        if len(shown) == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -223,7 +223,7 @@ def test_the_teams_extractor_takes_the_scatterings_place_and_labels_the_rows(fit
     )  # fmt: skip
     torch.manual_seed(0)
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.ReLU()).eval()
-    plan, _ = plan_generator(where, replace(SMALL, pretraining=30, updates=60), epsilon=20.0, extractor=own)
+    plan, _ = plan_generator(where, replace(SMALL, pretraining=20, updates=40), epsilon=20.0, extractor=own)
     generator = generate(where, plan, extractor=own, device="cpu", progress=False)
     labels = generator.labeller.features(held.images).argmax(dim=1)
     assert float((labels == held.labels).double().mean()) > 0.7
@@ -248,7 +248,7 @@ def test_a_class_without_records_shows_nothing_but_noise(fitted):
     labels = np.where(task.source.labels.numpy() == 7, 1, task.source.labels.numpy())
     description = mock_description(records=len(labels), record_shape=(1, 8, 8), epsilon=2.0, delta=1e-4, classes=10)
     where = MockCurator(description, records=lambda n: task.source.images[:n], labels=labels)
-    plan, _ = plan_generator(where, replace(SMALL, pretraining=30, updates=60), epsilon=1.0)
+    plan, _ = plan_generator(where, replace(SMALL, pretraining=5, updates=10), epsilon=1.0)
     generator = generate(where, plan, device="cpu", progress=False)
     assert min(generator.shares) > 0.0
-    assert set(generator.sample(1000)[1].tolist()) <= set(range(10))
+    assert set(generator.sample(200)[1].tolist()) <= set(range(10))
