@@ -40,7 +40,7 @@ def signals(labels, generator):
     [
         pytest.param(Vit, 8, images, marks=pytest.mark.exhaustive),
         (Text, 8, words),
-        (lambda: Recurrent(nn.GRU), 40, signals),
+        pytest.param(lambda: Recurrent(nn.GRU), 40, signals, marks=pytest.mark.exhaustive),
     ],
     ids=["vision transformer", "text transformer", "gru"],
 )

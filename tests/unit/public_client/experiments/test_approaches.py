@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_methods import small, trained_by
+from small_methods import of_every_method, small, trained_by
 from torch import nn
 
 from benchmarks.baselines import Coral, Dann, Swd, trained_locally
@@ -77,7 +77,7 @@ def test_source_only_is_the_source_model(trained):
     torch.testing.assert_close(model.classifier(model.extractor(records)), classifier(extractor(records)))
 
 
-@pytest.mark.parametrize("name", method_kinds())
+@pytest.mark.parametrize("name", of_every_method())
 @pytest.mark.long
 def test_every_method_runs_and_is_charged(trained, name):
     extractor, classifier, loader = trained
