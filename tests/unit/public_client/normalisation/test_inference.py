@@ -131,18 +131,18 @@ def test_noise_on_a_mean_near_the_radius_makes_no_far_move_of_a_near_one():
 def test_nothing_is_named_where_nothing_has_changed():
     """A Bayes factor of e^3 against the truth has probability e^-3 = 0.05 at most (Ville), and of e^30 none.
 
-    Of 16 releases one may be misnamed, then, and five are in one of a thousand runs; the seeds of these are fixed.
+    Of 8 releases four may be misnamed in one of two thousand runs, then; the seeds of these are fixed.
     What is misnamed is hardly moved, as far as chance and noise allow.
     """
     misnamed = 0
-    for seed in range(16):
+    for seed in range(8):
         rng = np.random.default_rng(100 + seed)
         observed = _observed(_records(2000, EVEN, rng)[0], rng, noise=10.0 ** rng.uniform(-3, 0))
         verdict = _verdict(observed)
         assert not verdict.clear
         assert np.linalg.norm(verdict.move) < np.linalg.norm(observed.moved)
         misnamed += verdict.outcome not in (AS_IT_IS, UNDECIDED)
-    assert misnamed <= 4
+    assert misnamed <= 3
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0])

@@ -106,7 +106,13 @@ def test_as_a_method_it_learns_the_hospitals_labels(tmp_path):
         plan = hospital.plan(Finetune(), epsilon=1.0)
         assert (plan.batch_size, plan.steps) == (16_000, STEPS)
         model = DomainAdaptation(
-            nn.Identity(), nn.Linear(WIDTH, CLASSES), hospital=hospital, plan=plan, seed=0, device="cpu"
+            nn.Identity(),
+            nn.Linear(WIDTH, CLASSES),
+            hospital=hospital,
+            plan=plan,
+            seed=0,
+            source_epochs=50,
+            device="cpu",
         )
         model.fit(torch.utils.data.DataLoader(source, batch_size=200), checkpoint=tmp_path / "run", progress=False)
     fresh = made(4000, 4, turned=1)
@@ -150,7 +156,13 @@ def test_of_partly_labelled_records_it_learns_the_labels_there_are(labelled):
     with Hospital(curator) as hospital:
         plan = hospital.plan(Finetune(), epsilon=1.0)
         model = DomainAdaptation(
-            nn.Identity(), nn.Linear(WIDTH, CLASSES), hospital=hospital, plan=plan, seed=0, device="cpu"
+            nn.Identity(),
+            nn.Linear(WIDTH, CLASSES),
+            hospital=hospital,
+            plan=plan,
+            seed=0,
+            source_epochs=50,
+            device="cpu",
         )
         source = torch.utils.data.TensorDataset(*made(2000, 1))
         model.fit(torch.utils.data.DataLoader(source, batch_size=200), progress=False)

@@ -45,7 +45,7 @@ def fit_view(target: torch.Tensor, *, epsilon: float, view: View | None = None, 
         )  # fmt: skip
 
 
-def given(classifier: nn.Module, fitted: Fitted, steps: int = 200) -> delivery.Delivered:
+def given(classifier: nn.Module, fitted: Fitted, steps: int = 60) -> delivery.Delivered:
     with reporting("", 1, shown=False) as bar:
         return delivery.deliver(
             nn.Identity(), classifier, {"a": fitted}, {"a": 1.0}, SOURCE,
@@ -320,7 +320,7 @@ def test_half_of_the_classes_does_not_harm_and_gains(digits):
 @pytest.mark.long
 def test_pixels_that_change_places_keep_the_model_and_say_so(digits, caplog, monkeypatch):
     monkeypatch.setattr(
-        posterior, "_ROUNDS", (posterior._Round(8, 8, 1.0), posterior._Round(2, 40, 1.0))
+        posterior, "_ROUNDS", (posterior._Round(8, 4, 1.0), posterior._Round(2, 16, 1.0))
     )  # more explain no more
     images = digits[3].images
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
