@@ -35,7 +35,7 @@ STEADY = frozenset(
 PLACES = {"gather": 2, "scatter_add": 2, "index_select": 2}
 """Kernels that look something up, and where their argument of places is."""
 SHORT = {"rnn", "rnn_relu", "gru", "lstm"}
-"""Words whose list has a part for each step of a sequence; three steps say what more would."""
+"""Words whose list has a part for each step of a sequence; two steps say what more would."""
 VALUES = ("identity",), ("tiny parameters", "turned", "skewed", "huge parameters")
 
 
@@ -48,7 +48,7 @@ def lowered(case, operation, *, backward, values):
 
     `values` fills the parameters. Forwards all records share them, as in an extraction; backwards each has its own.
     """
-    shapes = tuple((3, *shape[1:]) for shape in case.shapes) if case.operation in SHORT else case.shapes
+    shapes = tuple((2, *shape[1:]) for shape in case.shapes) if case.operation in SHORT else case.shapes
     generator = torch.Generator().manual_seed(0)
     weights = weights_of(case, generator, operation)
     names = list(operation.parameters(case.attributes))

@@ -98,7 +98,7 @@ EVENTS = [
 ]
 
 
-@settings(max_examples=tried(10))
+@settings(max_examples=tried(6))
 @given(
     st.lists(st.sampled_from(EVENTS), min_size=1, max_size=60),
     st.sampled_from([0.3, 1.0, 4.0]),
