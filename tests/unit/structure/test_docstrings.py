@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -15,7 +16,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def classes_of(source: str) -> list[ast.ClassDef]:
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return list(_classes_in(ast.parse(source))) if "class " in source else []
+
+
+def _classes_in(node: ast.AST) -> Iterator[ast.ClassDef]:
+    """Wherever a statement can stand: no expression has one in it, and most of a tree is expressions."""
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, part, ()):
+            if isinstance(each, ast.ClassDef):
+                yield each
+            yield from _classes_in(each)
 
 
 def base_names(owner: ast.ClassDef) -> set[str]:
@@ -71,3 +81,23 @@ class C(B):
     def draw(self): ...
 """
     assert unsaid(classes_of(source), classes_of(source)) == ["B.other"]
+
+
+def test_classes_are_seen_wherever_they_stand():
+    source = """
+if a:
+    class A: ...
+else:
+    try:
+        class B:
+            class C: ...
+    except E:
+        class D: ...
+    finally:
+        class F: ...
+def f():
+    match a:
+        case 1:
+            class G: ...
+"""
+    assert sorted(one.name for one in classes_of(source)) == ["A", "B", "C", "D", "F", "G"]
