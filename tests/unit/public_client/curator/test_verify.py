@@ -155,7 +155,7 @@ def test_a_view_shows_nothing_of_others(story):
 
 class TestViews:
     @given(st.data())
-    @settings(max_examples=tried(150))
+    @settings(max_examples=tried(80))
     @pytest.mark.long
     def test_any_changed_letter_is_detected(self, story, data):
         text = "\n".join(story.view())
@@ -175,7 +175,7 @@ class TestViews:
             _tampering(story.receipts, [respelt, *lines[1:]])
 
     @given(st.data())
-    @settings(max_examples=tried(100))
+    @settings(max_examples=tried(60))
     def test_deleted_repeated_and_reordered_lines_are_detected(self, story, data):
         lines = story.view()
         one = data.draw(st.integers(1, len(lines) - 1))
@@ -302,7 +302,7 @@ def _numbers(value):
 
 class TestReceipts:
     @given(st.data())
-    @settings(max_examples=tried(150))
+    @settings(max_examples=tried(80))
     def test_any_changed_letter_is_detected(self, story, data):
         text = "\n".join(entry.to_json() for entry in story.receipts)
         place = data.draw(st.integers(0, len(text) - 1))

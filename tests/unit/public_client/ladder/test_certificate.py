@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from exploring import tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
@@ -239,7 +240,7 @@ def test_on_another_machine_it_says_what_differs(copied, monkeypatch):
     assert "100.00% of the predictions on the source are equal" in text
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tried(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_random_change_passes(delivered, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp() / "changed"

@@ -232,7 +232,7 @@ def test_what_no_view_explains_is_said_beside_the_noise_floor():
 def test_a_view_that_would_gain_nothing_is_not_used(classifier):
     """The identity as a view: tuning on it cannot gain, so the source's own model is given."""
     still = Fitted(FeatureView(torch.ones(D)), torch.ones(CLASSES), 0.0, "adapted by a view", "made for this test")
-    model = given(classifier, still)
+    model = given(classifier, still, steps=200)
     assert model.outcome == "kept"
     assert "no clear gain" in model.reason
     assert torch.equal(model.classifier(SOURCE.images), classifier(SOURCE.images))
@@ -320,7 +320,7 @@ def test_half_of_the_classes_does_not_harm_and_gains(digits):
 @pytest.mark.long
 def test_pixels_that_change_places_keep_the_model_and_say_so(digits, caplog, monkeypatch):
     monkeypatch.setattr(
-        posterior, "_ROUNDS", (posterior._Round(8, 4, 1.0), posterior._Round(2, 16, 1.0))
+        posterior, "_ROUNDS", (posterior._Round(8, 8, 1.0), posterior._Round(2, 40, 1.0))
     )  # more explain no more
     images = digits[3].images
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from exploring import tried
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
@@ -59,7 +60,7 @@ sides = st.tuples(st.integers(1, 9), st.integers(1, 9))
 pairs = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tried(80), deadline=None)
 @given(
     side=sides,
     kernel=pairs,
@@ -93,7 +94,7 @@ def test_windows_of_maxima_are_torch_s(side, kernel, stride, padding, dilation, 
     torch.testing.assert_close(ours, theirs)  # random numbers: no window has two equal maxima
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tried(40), deadline=None)
 @given(side=sides, size=sides)
 def test_adaptive_windows_of_maxima_are_torch_s(side, size):
     x = torch.randn(2, 3, *side, requires_grad=True)

@@ -74,7 +74,7 @@ GOOD = weights_to_bytes(WEIGHTS)
 
 
 @given(st.data())
-@settings(max_examples=tried(200))
+@settings(max_examples=tried(100))
 def test_changed_bytes_are_refused_or_other_finite_numbers(data):
     raw = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -29,7 +29,7 @@ def test_the_table_costs_little(d, k, sigma, upper):
     assert growth[4] < 6e-3
 
 
-@settings(max_examples=tried(30))
+@settings(max_examples=tried(20))
 @given(
     d=st.integers(1, 5000),
     k=st.integers(8, 2000),
@@ -50,7 +50,7 @@ def test_the_table_is_never_below_the_integral(d, k, ratio, constant, upper):
     assert np.all(table <= trivial + 1e-12)
 
 
-@settings(max_examples=tried(40))
+@settings(max_examples=tried(25))
 @given(shift=st.floats(1e-3, 8.0))
 def test_a_fixed_shift_loses_less_than_its_grid(shift):
     law = ShiftLaw(1, 1, 0.0, shift * shift)

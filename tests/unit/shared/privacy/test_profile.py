@@ -68,7 +68,7 @@ def test_profile_agrees_with_sampled_directions(d, k, sigma, eps):
     ratio=st.floats(0.2, 30.0),
     delta=st.floats(-40.0, -0.4).map(lambda x: 10.0**x),
 )
-@settings(max_examples=tried(20))
+@settings(max_examples=tried(12))
 @pytest.mark.long
 def test_epsilon_and_delta_are_inverse_and_monotone(d, k, ratio, delta):
     law = ShiftLaw(d, k, d / k / ratio**2)
