@@ -63,7 +63,10 @@ case $1 in
   tools)
     [ "${source[0]:-}" = --no-index ] && (cd "$wheelhouse" && sha256sum --quiet --check SHA256SUMS)
     python3 -m venv "$tools"
-    venv=$tools locked "$tools/build.lock"
+    # What builds; the rest of the lock releases and audits, which is nothing for an image.
+    awk -v wanted=" editables hatchling packaging pathspec pluggy setuptools trove-classifiers wheel " \
+      '/^[a-z0-9]/ {split($1, pin, "=="); taken = index(wanted, " " pin[1] " ")} taken' "$tools/build.lock" >"$tools/own.lock"
+    venv=$tools locked "$tools/own.lock"
     if [ "${source[0]:-}" != --no-index ]; then
       sed -n '/^autodp==/,/[^\\]$/p' "$tools/curator.lock" >"$tools/sources.lock"
       "$tools/bin/python" -m pip --disable-pip-version-check wheel --quiet --no-deps --require-hashes --no-build-isolation \

@@ -6,11 +6,10 @@ import itertools
 
 import pytest
 import torch
-from small_methods import of_every_method, require_all_asked, small
+from small_methods import of_every_method, require_all_asked, small, small_network
 
 from dpswd import DomainAdaptation, Hospital
 from dpswd.public_client.data.datasets import Labelled
-from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.methods import method_kinds
 from dpswd.public_client.published_methods.all_weights import AlignedRun
@@ -57,7 +56,7 @@ DEVICES = [
 
 def model(hospital, method, *, device="cpu", epsilon=1.0, steps=STEPS, batch_size=16, **settings):
     torch.manual_seed(3)
-    extractor, classifier = digits_network((1, 8, 8))
+    extractor, classifier = small_network()
     plan = hospital.plan(small(method, **settings), epsilon=epsilon, steps=steps, batch_size=batch_size)
     return DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=1, device=device)
 
@@ -253,7 +252,7 @@ def test_one_file_holds_the_whole_model(connect, tmp_path):
 def test_an_open_run_serves_ones_own_loop(connect, served, method):
     hospital = connect()
     plan = hospital.plan(small(method), epsilon=1.0, steps=2, batch_size=16)
-    extractor, _ = digits_network((1, 8, 8))
+    extractor, _ = small_network()
     features = extractor.eval()(data().images)
     with hospital.open(plan, extractor) as run:
         loss = run.loss(features)

@@ -8,11 +8,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from small_methods import of_every_method, require_all_asked, small
+from small_methods import of_every_method, require_all_asked, small, small_network
 
 from dpswd import DomainAdaptation, Federation
 from dpswd.public_client.data.datasets import Labelled
-from dpswd.public_client.data.networks import digits_network
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.methods import method_kinds
 from dpswd.shared.core import errors
@@ -60,7 +59,7 @@ def data(seed=0):
 
 def model(federation, method, *, shared=False, epsilon=1.0, steps=STEPS, **settings):
     torch.manual_seed(3)
-    extractor, classifier = digits_network((1, 8, 8))
+    extractor, classifier = small_network()
     plans = federation.plan(small(method, **settings), epsilon=epsilon, steps=steps, batch_size=16)
     return DomainAdaptation(
         extractor, classifier, hospital=federation, plan=plans, shared=shared, source_epochs=1, device="cpu"
@@ -207,7 +206,7 @@ def test_sites_are_planned_by_one_method(connect, sites):
     south = federation.hospitals["south"]
     other = south.plan(small("rows", directions=5), epsilon=1.0, steps=STEPS, batch_size=16)
     with pytest.raises(SettingsError, match=r"differ in their method.*directions=5.*plan alike"):
-        DomainAdaptation(*digits_network((1, 8, 8)), hospital=federation, plan=plans | {"south": other})
+        DomainAdaptation(*small_network(), hospital=federation, plan=plans | {"south": other})
     assert [served.curator.spent for served in sites.values()] == [0.0, 0.0]
 
 
