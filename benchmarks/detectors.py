@@ -229,11 +229,13 @@ class Watched:
         generator: orders the two requests of a pair.
         targets: records of the batch that are the trouble, where there is any.
         times: how often the operation is applied.
+        trials: by which the quantum is found, of each kind of made records.
     """
 
     def __init__(
-        self, pool: WorkerPool, case: Case, generator: np.random.Generator, *, targets: int = 1, times: int = 2
-    ) -> None:
+        self, pool: WorkerPool, case: Case, generator: np.random.Generator, *, targets: int = 1, times: int = 2,
+        trials: int = 3,
+    ) -> None:  # fmt: skip
         made = detector_for([case], times=times)
         graph, packed = made.graph, weights_to_bytes(made.weights)
         facts = ModelFacts(graph.input_shape, graph.feature_dimension, graph.parameter_shapes)
@@ -250,7 +252,7 @@ class Watched:
         rows = np.arange(MIN_BATCH_SIZE)
         every = [MadeRecords(MIN_BATCH_SIZE, graph.input_shape, value).take(rows) for value in KINDS.values()]
         self._request(every[0], gradients=bool(self._names))
-        trial = max(min(self._tried(records) for _ in range(3)) for records in every)
+        trial = max(min(self._tried(records) for _ in range(trials)) for records in every)
         self._quantum_s = quantum_ms(trial) / 1000
 
     def pair(self, *, gradients: bool) -> NDArray[np.float64]:
@@ -285,22 +287,24 @@ class Watched:
 
 
 def asked(
-    pool: WorkerPool, case: Case, numbers: Sequence[int], generator: np.random.Generator, *, targets: int = 1
-) -> Seen:
+    pool: WorkerPool, case: Case, numbers: Sequence[int], generator: np.random.Generator, *, targets: int = 1,
+    trials: int = 3,
+) -> Seen:  # fmt: skip
     """So many pairs of one operation; every other one with gradients."""
-    requests = Watched(pool, case, generator, targets=targets)
+    requests = Watched(pool, case, generator, targets=targets, trials=trials)
     return np.array([requests.pair(gradients=bool(number % 2)) for number in numbers])
 
 
 def watched(
-    pool: WorkerPool, cases: Sequence[Case], *, pairs: int, generator: np.random.Generator, targets: int = 1
-) -> dict[str, Seen]:
+    pool: WorkerPool, cases: Sequence[Case], *, pairs: int, generator: np.random.Generator, targets: int = 1,
+    trials: int = 3,
+) -> dict[str, Seen]:  # fmt: skip
     """Pairs of every operation, some at a time."""
     seen: dict[str, list[Seen]] = {case.name: [] for case in cases}
     for numbers in (range(begun, min(pairs, begun + _ROUND)) for begun in range(0, pairs, _ROUND)):
         for case in cases:
             sys.stderr.write(f"\r{case.name:26} {numbers.stop} of {pairs} pairs of each case")
-            seen[case.name].append(asked(pool, case, numbers, generator, targets=targets))
+            seen[case.name].append(asked(pool, case, numbers, generator, targets=targets, trials=trials))
     return {name: np.concatenate(times) for name, times in seen.items()}
 
 

@@ -13,14 +13,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode a test directory is no package
 
 
-@pytest.fixture(scope="module")
-def extractors_in_process() -> Iterator[None]:
-    """For curators whose workers are not what a module tests: they start in a third of the time without them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPSWD_CURATOR_COMPUTE__ISOLATION", "in-process")
-        yield
-
-
 @pytest.fixture(scope="session")
 def address(tmp_path_factory) -> Iterator[str]:
     """An engine that holds the base image and both sites' images; all processes of a test run share it."""

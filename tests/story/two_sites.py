@@ -21,6 +21,9 @@ from free_ports import own_port
 
 CURATOR, CLIENT = "dpswd-curator:test", "dpswd-client:test"
 STORY_S, TRAINING_S = 600, 240
+COMPOSED = ("docker-compose.yml", "tests/story/short/compose.yml")
+"""The story as users start it, and what shortens its training."""
+
 CONNECT = "--curator curator:50051 --credentials credentials"
 STEPS = 20  # each takes a quantum of the reply times, at least: enough to be killed and cut off in the middle
 TRAIN = f"train {CONNECT} --epsilon 1 --source-epochs 1 --method all-weights --steps {STEPS} --batch 256"
@@ -57,7 +60,8 @@ class Sites:
 
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """docker-compose with the project's name, on this engine, with the images under test."""
-        command = [*compose_command(), "--project-name", self.project, "--file", str(ROOT / "docker-compose.yml")]
+        files = [word for file in COMPOSED for word in ("--file", str(ROOT / file))]
+        command = [*compose_command(), "--project-name", self.project, *files]
         return subprocess.run(
             [*command, *arguments],
             env=self.environment(), cwd=ROOT, capture_output=True, text=True, timeout=STORY_S, check=False,

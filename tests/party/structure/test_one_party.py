@@ -111,6 +111,7 @@ def modules(*places: str) -> list[str]:
     )
 
 
+@functools.cache
 def imported(file: Path) -> set[str]:
     """The first word of every import of a file, inside functions too."""
     packages = set()

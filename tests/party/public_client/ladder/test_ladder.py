@@ -22,7 +22,7 @@ from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 
-pytestmark = pytest.mark.usefixtures("short_tuning")
+pytestmark = pytest.mark.usefixtures("short_tuning", "extractors_in_process")
 SIDE, CLASSES, RECORDS = 8, 4, 1200
 
 

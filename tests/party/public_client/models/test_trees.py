@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -121,8 +122,17 @@ def hospital(x, missing):
     return values if missing is None else torch.where(gone, torch.tensor(missing), values)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("name", [*WITH_GAPS, *COMPLETE])
+BOTH_WAYS = ("hist", "forest", "logistic", "network", "boosting")
+"""Each library's ways to two classes and to more; what is around them is tried with one of the two."""
+
+
+def _estimators():
+    for number, (name, classes) in enumerate(itertools.product([*WITH_GAPS, *COMPLETE], (2, 3))):
+        usual = name in BOTH_WAYS or number % 4 in (0, 3)
+        yield pytest.param(name, classes, marks=() if usual else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(("name", "classes"), list(_estimators()))
 def test_the_softmax_of_its_scores_is_the_estimators_probability(name, classes):
     x, *labels = table(gaps=name in WITH_GAPS)
     estimator = (WITH_GAPS | COMPLETE)[name]().fit(x, labels[classes - 2])
