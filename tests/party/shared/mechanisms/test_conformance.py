@@ -79,7 +79,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @by_case
 @given(data=st.data())
-@settings(max_examples=tried(25))
+@settings(max_examples=tried(12))
 @pytest.mark.long
 def test_values_survive_the_wire_and_differ_in_bytes_where_they_differ(case, data):
     mechanism = _mechanism(case)
@@ -188,7 +188,7 @@ def test_every_number_of_a_declaration_is_held_to_a_range(case):
 
 @by_case
 @given(noise=st.binary(max_size=60), place=st.integers(0, 10**6), value=st.integers(0, 255))
-@settings(max_examples=tried(60))
+@settings(max_examples=tried(30))
 def test_broken_bytes_are_refused_or_are_another_valid_value(case, noise, place, value):
     """Random, truncated and changed bytes: a refusal that names fields, or an admission; never another exception."""
     bench = _BENCHES[case.name]
