@@ -201,10 +201,12 @@ def _quoted(script: str) -> str:
 
 def test_a_curator_that_is_asked_to_stop_ends_cleanly(sites):
     curator = sites.container("curator")
+    lines_before = curator.logs().count(b"listening")
     begun = time.monotonic()
     curator.stop(timeout=30)
     curator.reload()
     assert curator.attrs["State"]["ExitCode"] == 0
     assert time.monotonic() - begun < 30
     curator.start()
+    wait("listening again", lambda: curator.logs().count(b"listening") > lines_before)  # a check starts an interpreter
     wait("serving again", lambda: curator.exec_run(["dpswd-curator-health"]).exit_code == 0)

@@ -21,7 +21,7 @@ from free_ports import own_port
 
 CURATOR, CLIENT = "dpswd-curator:test", "dpswd-client:test"
 STORY_S, TRAINING_S = 600, 240
-COMPOSED = ("docker-compose.yml", "tests/story/short/compose.yml")
+COMPOSE_FILES = ("docker-compose.yml", "tests/story/short/compose.yml")
 """The story as users start it, and what shortens its training."""
 
 CONNECT = "--curator curator:50051 --credentials credentials"
@@ -60,7 +60,7 @@ class Sites:
 
     def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """docker-compose with the project's name, on this engine, with the images under test."""
-        files = [word for file in COMPOSED for word in ("--file", str(ROOT / file))]
+        files = [word for file in COMPOSE_FILES for word in ("--file", str(ROOT / file))]
         command = [*compose_command(), "--project-name", self.project, *files]
         return subprocess.run(
             [*command, *arguments],
