@@ -69,8 +69,7 @@ def budget(
         with home.open_ledger() as books:
             if lower is not None:
                 status = books.status()
-                n = status.records_per_person
-                target = acts.stated_budget(status.data_set, lower, delta, records_per_person=n)
+                target = acts.stated_budget(status.data_set, lower, delta, records_per_person=status.records_per_person)
                 books.lower_budget(target, reason=reason)
                 click.echo(f"the budget is lowered to epsilon {lower}")
             else:

@@ -28,7 +28,7 @@ MOST = 100
 _WIDTHS = [(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))]
 """Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
-_STEPS, _DIFFERENCE, _LONGEST, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 24, 1e-3, 0.1
+_STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
@@ -135,6 +135,8 @@ class Columns:
             change = mean[-moves:] * usual - now
             now = now + change * min(1.0, _LONGEST / max(float(np.abs(change).max()), _LONGEST))
             p = _shares(reference, mean[frequencies])
+            if float(np.abs(change).max()) < _SETTLED:
+                break
         spreads, rng = np.concatenate([law.spread.numpy() for law in laws]), np.random.default_rng(0)
         picked = rng.choice(len(logs), _DRAWS, p=special.softmax(logs))
         draws = [means[one] + spreads[one] @ rng.normal(size=len(mean)) for one in picked]
