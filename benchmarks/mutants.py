@@ -61,6 +61,7 @@ TESTS = (
     ),
     "tests/party/shared",
     *(f"tests/{tier}/private_curator/{part}" for tier in ("unit", "party") for part in ("ledger", "steps")),
+    "tests/party/private_curator/keys/test_places.py",
     "tests/unit/public_client/methods/test_recalibrate.py",
 )
 LOOKING = "tests/unit/shared/test_core_values.py"

@@ -149,6 +149,7 @@ def test_sums_of_too_many_parameters_are_refused_and_a_step_without_rules_breaks
     (broken,) = mechanism.violations(SUMS, RunSize(N), FACTS, Limits(max_adapted_parameters=3))
     assert broken == ("declaration.parameters", "have 20 values; at most 3 are allowed")
     assert Mechanism.check(mechanism, None, SUMS, FACTS, Limits()) == []
+    assert Mechanism.work(mechanism, SUMS) == (SUMS.to_bytes(),)
 
 
 def test_equal_features_under_two_labels_lie_apart_by_their_labels_and_their_counts():

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.keystream import Keystream, derived_key
@@ -23,6 +25,18 @@ def test_stream_does_not_depend_on_how_it_is_cut() -> None:
     stream = Keystream(b"k" * 32)
     parts = np.concatenate([stream.words(n) for n in (0, 1, 8_191, 8_192, 3_616)])
     assert np.array_equal(whole, parts)
+
+
+@pytest.mark.parametrize("place", [0, 1, 7, 8, 15, 1000])
+def test_a_tie_is_broken_by_the_word_at_its_place_of_the_second_stream(place: int) -> None:
+    """And the first stream goes on as if nobody had asked."""
+    key, stream = b"k" * 32, Keystream(b"k" * 32)
+    nonce = bytes(4) + bytes(8) + (1).to_bytes(4, "little")  # block 0, then RFC 8439's nonce, whose last word is 1
+    second = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(8 * 1008))
+    before = stream.words(5)
+    assert stream.tie_word(place) == int.from_bytes(second[8 * place : 8 * place + 8], "little")
+    assert stream.tie_word(place) not in Keystream(key).words(1008)
+    assert np.array_equal(np.concatenate([before, stream.words(5)]), Keystream(key).words(10))
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
