@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dpswd.private_curator.core.ledger import sqlite, store
+from dpswd.private_curator.core.ledger.database import by_seq
 from dpswd.private_curator.core.ledger.statements import Request
 from dpswd.shared.accounting.pricing import PRICING, filter_for
 from dpswd.shared.core.errors import (
@@ -224,6 +225,12 @@ def test_scores_and_labels_of_other_shapes_are_not_counted(features, labels):
         EvaluationCounter(classes=C).add(torch.zeros(features), np.zeros(labels, dtype=np.int64))
 
 
+@pytest.mark.parametrize("label", [C, -2])
+def test_a_label_of_no_class_is_not_counted(label):
+    with pytest.raises(InvalidValue, match=f"a label is outside of 0 to {C - 1}$"):
+        EvaluationCounter(classes=C).add(torch.zeros(1, C), np.array([label]))
+
+
 def test_a_sum_that_fits_no_grid_is_refused_in_numbers():
     most = 2.0**20 - 17
     assert finest_exponent(most - 1.0, sigma=1.0) == 11
@@ -429,6 +436,8 @@ def test_another_process_opens_the_ledger_itself(database, monkeypatch):
 def test_entries_that_are_missing_or_misfiled_are_corruption():
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE entries (seq INTEGER, kind TEXT, statement BLOB, signature BLOB)")
+    connection.executemany("INSERT INTO entries VALUES (?, 'x', '', '')", [(-5,), (0,), (1,)])
+    assert [row[0] for row in by_seq(connection, "SELECT seq FROM entries")] == [-5, 0, 1]  # whatever somebody put there
     with pytest.raises(LedgerCorrupt, match="entry 3 is missing"):
         store.entry_row(connection, 3)
     with pytest.raises(LedgerCorrupt, match="not readable"):

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from dpswd.shared.core.errors import InvalidValue
-from dpswd.shared.core.noise.keystream import Keystream, derived_key
+from dpswd.shared.core.noise.keystream import MOST_WORDS, Keystream, check_place, derived_key
 
 
 def test_first_block_is_rfc_8439s_for_the_zero_key() -> None:
@@ -50,3 +50,10 @@ def test_other_key_lengths_are_refused(length: int) -> None:
 def test_purposes_and_seeds_give_different_keys() -> None:
     keys = {derived_key(bytes([seed]) * 32, purpose) for seed in range(4) for purpose in ("a", "b")}
     assert len(keys) == 8
+
+
+@pytest.mark.parametrize(("first", "count"), [(-1, 1), (0, -1), (0, MOST_WORDS + 1), (MOST_WORDS, 1)])
+def test_words_that_a_key_does_not_have_are_refused(first: int, count: int) -> None:
+    check_place(0, MOST_WORDS)
+    with pytest.raises(InvalidValue, match=f"{count} words from place {first}; one key has {MOST_WORDS}"):
+        check_place(first, count)
