@@ -25,7 +25,7 @@ from dpswd.shared.core.errors import (
 from dpswd.shared.core.mechanisms.class_statistics import sums
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.declared import Declared
-from dpswd.shared.core.mechanisms.evaluation.counts import EvaluationCounter
+from dpswd.shared.core.mechanisms.evaluation.counts import PLACE_UNITS, EvaluationCounter, count_width
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, Mechanism, ModelFacts, RunSize
@@ -149,6 +149,10 @@ def test_sums_of_too_many_parameters_are_refused_and_a_step_without_rules_breaks
     mechanism = ALL_MECHANISMS["feature_sums"]
     (broken,) = mechanism.violations(SUMS, RunSize(N), FACTS, Limits(max_adapted_parameters=3))
     assert broken == ("declaration.parameters", "have 20 values; at most 3 are allowed")
+    for records, few in ((2**32, True), (2**32 + 1, False)):
+        facts = replace(FACTS, data=replace(FACTS.data, records=records))
+        rules = [rule for _, rule in mechanism.violations(SUMS, RunSize(records), facts, Limits())]
+        assert (f"is {records}; at most {2**32} are added up" not in rules) is few
     assert Mechanism.check(mechanism, None, SUMS, FACTS, Limits()) == []
     assert Mechanism.work(mechanism, SUMS) == (SUMS.to_bytes(),)
 
@@ -205,6 +209,25 @@ def test_directions_of_a_reply_are_those_of_its_seed():
     drawn = SlicedReply(bytes(range(32)), values).directions(torch.zeros(2, D, dtype=torch.float64))
     assert drawn.dtype == torch.float64
     assert torch.equal(drawn, directions(bytes(range(32)), D, 4).double())
+
+
+def test_a_record_moves_half_a_bin_at_most_and_one_count_of_each_kind():
+    mechanism = ALL_MECHANISMS["evaluation"]
+    reaches = mechanism.reaches(EvaluationDeclaration(C, 1.0), FACTS)
+    assert [(reach.most, reach.counts) for reach in reaches] == [
+        (1, True), (1, True), (PLACE_UNITS / 2, False), (1, True), (1, True)
+    ]  # fmt: skip
+
+
+def test_counts_that_float64_cannot_hold_are_refused_in_numbers():
+    with pytest.raises(InvalidValue, match=f"below {2**41 - 16}: use more noise"):
+        count_width(records=2**60, sigma=1.0)
+
+
+def test_in_one_dimension_every_direction_sees_the_whole_shift():
+    """And without random directions there is nothing to integrate over: the shift is known."""
+    assert [list(each) for each in bracket._shift_nodes(bracket.PairShift(1, 5, 0.25, 0.5))] == [[1.75], [1.0]]
+    assert [list(each) for each in bracket._shift_nodes(bracket.PairShift(7, 5, 0.0, 0.5))] == [[0.5], [1.0]]
 
 
 def test_evaluations_say_what_they_release():
@@ -437,7 +460,11 @@ def test_entries_that_are_missing_or_misfiled_are_corruption():
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE entries (seq INTEGER, kind TEXT, statement BLOB, signature BLOB)")
     connection.executemany("INSERT INTO entries VALUES (?, 'x', '', '')", [(-5,), (0,), (1,)])
-    assert [row[0] for row in by_seq(connection, "SELECT seq FROM entries")] == [-5, 0, 1]  # whatever somebody put there
+    assert [row[0] for row in by_seq(connection, "SELECT seq FROM entries")] == [
+        -5,
+        0,
+        1,
+    ]  # whatever somebody put there
     with pytest.raises(LedgerCorrupt, match="entry 3 is missing"):
         store.entry_row(connection, 3)
     with pytest.raises(LedgerCorrupt, match="not readable"):

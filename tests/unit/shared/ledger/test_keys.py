@@ -88,6 +88,9 @@ def test_one_signature_changes_nothing(chain):
     for payload in ({}, {**named, "public_key": 7}, {**named, "proof": "zz"}, {**named, "replaces": "00"}):
         forged.entries = chain.entries[:2]
         assert not is_key_change(forged.add(FIRST, KEY_CHANGED, payload))
+    for kind in ("a-change", "run-opened"):  # with a change's own payload, which both keys sign
+        forged.entries = chain.entries[:2]
+        assert not is_key_change(forged.add(FIRST, kind, key_change(last, ledger="one", old=FIRST, new=THIEF)))
     assert LedgerKeys.of(PUBLIC[0], chain.entries[3:]).every == (PUBLIC[0],)  # a link is missing
 
 

@@ -211,7 +211,7 @@ def test_a_delta_that_runs_were_priced_at_is_stated() -> None:
         pricing=PRICING,
     )
     assert priced.with_budget(PrivacyBudget(1.0, DELTA / 2)).run_delta == DELTA / 4
-    with pytest.raises(InvalidValue, match=r"delta can be lowered to \S+ and no further; lower epsilon"):
+    with pytest.raises(InvalidValue, match=rf"delta can be lowered to {DELTA / 2:.4g} and no further; lower epsilon"):
         priced.with_budget(PrivacyBudget(1.0, DELTA / 4))
 
 
