@@ -22,6 +22,7 @@ from dpswd.shared.core.errors import (
     LedgerUnavailable,
     RequestInvalid,
 )  # fmt: skip
+from dpswd.shared.core.ledger.receipts import MAX_STATEMENT_BYTES, SignedEntry
 from dpswd.shared.core.mechanisms.class_statistics import sums
 from dpswd.shared.core.mechanisms.class_statistics.geometry import Weights
 from dpswd.shared.core.mechanisms.declared import Declared
@@ -29,8 +30,8 @@ from dpswd.shared.core.mechanisms.evaluation.counts import PLACE_UNITS, Evaluati
 from dpswd.shared.core.mechanisms.evaluation.mechanism import EvaluationDeclaration
 from dpswd.shared.core.mechanisms.feature_sums.mechanism import SumsDeclaration
 from dpswd.shared.core.mechanisms.interface import DataSetFacts, Facts, Limits, Mechanism, ModelFacts, RunSize
-from dpswd.shared.core.mechanisms.linear import LinearRun, Shard
-from dpswd.shared.core.mechanisms.quantiles.coefficients import release_coefficients
+from dpswd.shared.core.mechanisms.linear import LinearRun, Shard, ShardSum, added
+from dpswd.shared.core.mechanisms.quantiles.coefficients import project, release_coefficients
 from dpswd.shared.core.mechanisms.score_statistics.geometry import sensitivity
 from dpswd.shared.core.mechanisms.score_statistics.mechanism import Scored, ScoresDeclaration, ScoresReply
 from dpswd.shared.core.mechanisms.sliced import SlicedDeclaration, SlicedReply
@@ -38,6 +39,7 @@ from dpswd.shared.core.noise.directions import directions
 from dpswd.shared.core.noise.noise import GridArray, finest_exponent, narrowest_integer, sum_grid
 from dpswd.shared.core.privacy import bracket
 from dpswd.shared.core.privacy.budget import PrivacyBudget
+from dpswd.shared.core.privacy.event_json import event_from_json
 from dpswd.shared.core.privacy.events import MAX_STEPS, RowProjections, RunEvent, StepEvent
 from dpswd.shared.core.privacy.filter import MAX_ORDER, PrivacyFilter
 from dpswd.shared.core.privacy.filter_json import MAX_TEXT_LENGTH, load
@@ -222,6 +224,33 @@ def test_a_record_moves_half_a_bin_at_most_and_one_count_of_each_kind():
 def test_counts_that_float64_cannot_hold_are_refused_in_numbers():
     with pytest.raises(InvalidValue, match=f"below {2**41 - 16}: use more noise"):
         count_width(records=2**60, sigma=1.0)
+
+
+def test_counts_travel_in_the_narrowest_type_that_holds_them_and_their_noise():
+    most = (2**31 - 1 - 2**15) // 2**11  # records, in steps of 2^-11
+    assert [count_width(records=records, sigma=1.0) for records in (most, most + 1)] == ["int32", "int64"]
+
+
+def test_texts_and_statements_may_be_as_long_as_is_said_and_no_longer():
+    with pytest.raises(InvalidEvent, match="is not JSON"):
+        event_from_json(" " * 10_000)
+    with pytest.raises(InvalidEvent, match="at most 10000 characters"):
+        event_from_json(" " * 10_001)
+    for more in (1, 2, 1000):
+        with pytest.raises(InvalidValue, match=f"this one has {MAX_STATEMENT_BYTES + more}"):
+            SignedEntry.parse(b" " * (MAX_STATEMENT_BYTES + more), b"")
+
+
+def test_shards_together_are_the_records_from_the_first_on():
+    two = [ShardSum(Shard(start, start + 3), (np.array([start]),)) for start in (3, 0)]
+    whole = added(two, records=6)
+    assert (whole.shard, whole.sums[0].tolist()) == (Shard(0, 6), [3])
+
+
+@pytest.mark.parametrize(("features", "columns"), [((4,), (4, 2)), ((3, 4), (4,)), ((3, 5), (4, 2))])
+def test_only_rows_are_projected(features, columns):
+    with pytest.raises(InvalidValue, match=r"use \(b, d\) and \(d, k\)"):
+        project(torch.zeros(features), torch.zeros(columns))
 
 
 def test_in_one_dimension_every_direction_sees_the_whole_shift():
