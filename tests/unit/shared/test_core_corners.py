@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dpswd.private_curator.core.ledger import sqlite, store
 from dpswd.private_curator.core.ledger.database import by_seq
@@ -483,6 +484,16 @@ def test_another_process_opens_the_ledger_itself(database, monkeypatch):
     with pytest.raises(LedgerUnavailable, match="forked"), database.read():
         pytest.fail("it was read")
     monkeypatch.undo()
+
+
+def test_a_ledger_whose_key_was_changed_is_not_signed_with_the_one_before():
+    key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+    opened = SimpleNamespace(_books=SimpleNamespace(public_key="ab"), _key=key, _find_key=None, location="here")
+    with pytest.raises(LedgerUnavailable, match="here: its key was changed to ab; open it with that one"):
+        store.Store._hold_key(opened)
+    opened._books.public_key = key.public_key().public_bytes_raw().hex()
+    store.Store._hold_key(opened)
+    assert opened._key is key
 
 
 def test_entries_that_are_missing_or_misfiled_are_corruption():
