@@ -20,7 +20,7 @@ from dpswd.shared.published_mechanisms.gradient.mechanism import GradientRequest
 
 RECORDS = np.random.default_rng(7).normal(size=(24, 6)).astype(np.float32)
 SOURCE = np.ones((9, 5), np.float32)
-STEPS = 70
+STEPS = 200
 
 
 def _module(features=5):
