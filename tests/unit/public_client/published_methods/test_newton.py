@@ -94,6 +94,14 @@ def test_its_state_can_be_stored_and_taken_up():
     assert not torch.allclose(again.weight, fourth.weight)  # a fourth step is shorter than a first
 
 
+def adapted(hospital, plan, **fitting):
+    """A classifier of public records, which learns a hospital's labels by a plan."""
+    head = nn.Linear(WIDTH, CLASSES)
+    model = DomainAdaptation(nn.Identity(), head, hospital=hospital, plan=plan, seed=0, source_epochs=50, device="cpu")
+    source = torch.utils.data.TensorDataset(*made(2000, 1))
+    return model.fit(torch.utils.data.DataLoader(source, batch_size=200), progress=False, **fitting)
+
+
 @pytest.mark.long
 def test_as_a_method_it_learns_the_hospitals_labels(tmp_path):
     records, labels = made(16_000, 3, turned=1)
@@ -101,20 +109,10 @@ def test_as_a_method_it_learns_the_hospitals_labels(tmp_path):
     curator = MockCurator(
         description, records=records.numpy(), labels=labels.numpy(), randomness=np.random.default_rng(0).bytes
     )
-    source = torch.utils.data.TensorDataset(*made(2000, 1))
     with Hospital(curator) as hospital:
         plan = hospital.plan(Finetune(), epsilon=1.0)
         assert (plan.batch_size, plan.steps) == (16_000, STEPS)
-        model = DomainAdaptation(
-            nn.Identity(),
-            nn.Linear(WIDTH, CLASSES),
-            hospital=hospital,
-            plan=plan,
-            seed=0,
-            source_epochs=50,
-            device="cpu",
-        )
-        model.fit(torch.utils.data.DataLoader(source, batch_size=200), checkpoint=tmp_path / "run", progress=False)
+        model = adapted(hospital, plan, checkpoint=tmp_path / "run")
     fresh = made(4000, 4, turned=1)
     assert right(model.classifier, *fresh) < 0.3  # every label of the source has another name here
     ceiling = right(lambda records: records @ WEIGHTS.T, fresh[0], (fresh[1] - 1) % CLASSES)
@@ -154,18 +152,7 @@ def test_of_partly_labelled_records_it_learns_the_labels_there_are(labelled):
         description, records=records.numpy(), labels=labels.numpy(), randomness=np.random.default_rng(0).bytes
     )
     with Hospital(curator) as hospital:
-        plan = hospital.plan(Finetune(), epsilon=1.0)
-        model = DomainAdaptation(
-            nn.Identity(),
-            nn.Linear(WIDTH, CLASSES),
-            hospital=hospital,
-            plan=plan,
-            seed=0,
-            source_epochs=50,
-            device="cpu",
-        )
-        source = torch.utils.data.TensorDataset(*made(2000, 1))
-        model.fit(torch.utils.data.DataLoader(source, batch_size=200), progress=False)
+        model = adapted(hospital, hospital.plan(Finetune(), epsilon=1.0))
         assert model.sites["curator"].run.labelled == (labelled or 16_000)
     fresh = made(4000, 4, turned=1)
     ceiling = right(lambda records: records @ WEIGHTS.T, fresh[0], (fresh[1] - 1) % CLASSES)
