@@ -29,7 +29,7 @@ from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator.recording import MOST_BYTES, Recording
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data import accuracy as evaluation
-from dpswd.public_client.data.checks import CheckedBatches, checked, require_contract, require_features
+from dpswd.public_client.data import checks
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.ranks import Ranks
 from dpswd.public_client.data.source import collect, train_source, usual_epochs
@@ -55,7 +55,7 @@ from dpswd.public_client.training.loop import Evaluate, Training
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import ALONE, Group, HistoryPoint, Model, Site, ask_first, train_groups
-from dpswd.shared.core.errors import InvalidValue, SettingsError
+from dpswd.shared.core.errors import DataInvalid, InvalidValue, SettingsError
 from dpswd.shared.devices import resolve_device
 from dpswd.shared.models.source_statistics import SourceStatistics
 from dpswd.shared.protocol.contract import DataContract
@@ -201,7 +201,7 @@ class DomainAdaptation:
         progress: bool,
     ) -> None:
         torch.manual_seed(self.seed)
-        batches = self._source = checked(
+        batches = self._source = checks.checked(
             source_loader, self.extractor, self.classifier, device=self.device, unlabelled=self.method.own_target
         )
         ranks = Ranks.current()
@@ -234,7 +234,7 @@ class DomainAdaptation:
             features = torch.as_tensor(start["features"]).to(self.device)
         # Scores count up to what they have in common: the first of two may be 0 for every record.
         alone = isinstance(self.classifier, nn.Identity)
-        require_features(features - features.mean(dim=1, keepdim=True) if alone else features)
+        checks.require_features(features - features.mean(dim=1, keepdim=True) if alone else features)
         if self.view is not None:  # before anything is charged for it
             self.view.check(collect(batches, most=max(1, self.method.source_records)).images, features)
         if self._recordings:
@@ -244,16 +244,10 @@ class DomainAdaptation:
         if evaluate is not None and not isinstance(evaluate, Mapping):
             evaluate = dict.fromkeys(self.sites, evaluate)
         training = Training(
-            model=Model(self.extractor, self.classifier),
-            source=batches,
-            features=features,
-            device=self.device,
-            seed=self.seed,
-            progress=progress,
-            evaluate=evaluate or {},
+            model=Model(self.extractor, self.classifier), source=batches, features=features, device=self.device,
+            seed=self.seed, progress=progress, evaluate=evaluate or {}, view=self.view,
             log=log if log is not None and ranks.first else Recorder(),
-            view=self.view,
-        )
+        )  # fmt: skip
         method = self.method
         train_groups(groups, lambda group: method.begin(group, training), lambda group: method.fit(group, training))
 
@@ -282,6 +276,7 @@ class DomainAdaptation:
             (n,) class numbers, int64.
 
         Raises:
+            DataInvalid: the records are of another shape than the hospital's.
             InvalidValue: there is no such site.
         """
         return self._scores(records, site).argmax(dim=1)
@@ -309,10 +304,14 @@ class DomainAdaptation:
         Returns:
             The share of records whose class is their label, from 0 to 1.
         """
-        return float((self.predict(records, site=site).cpu() == labels.cpu()).double().mean())
+        predicted = self.predict(records, site=site).cpu()
+        if labels.shape != predicted.shape:
+            raise DataInvalid(f"labels have shape {tuple(labels.shape)}; needed is ({len(predicted)},)")
+        return float((predicted == labels.cpu()).double().mean())
 
     def _scores(self, records: Tensor, site: str | None) -> Tensor:
         model = self.model(site)
+        checks.require_records(records, self._named(site).plan.record_shape)
         with torch.no_grad():
             scores: Tensor = model.classifier(evaluation.features(model.extractor, records.to(self.device)))
         return scores
@@ -421,18 +420,18 @@ class DomainAdaptation:
             return [Group([site], site.store) for site in sites]
         return [Group(sites, store, straggler_s=None if self._federation is None else self._federation.straggler_s)]
 
-    def _declarable(self, batches: CheckedBatches, record_shape: tuple[int, ...]) -> Declarable:
+    def _declarable(self, batches: checks.CheckedBatches, record_shape: tuple[int, ...]) -> Declarable:
         batches.require_shape(record_shape)
         extractor = copy.deepcopy(self.extractor).eval()
         return self.method.declarable(extractor, record_shape, copy.deepcopy(self.classifier))
 
-    def _compare(self, batches: CheckedBatches, contract: DataContract) -> None:
+    def _compare(self, batches: checks.CheckedBatches, contract: DataContract) -> None:
         """Holds the source to what a hospital declares, and says what could not be held to it."""
-        require_contract(batches, contract, self.contract, batches.record_shape)
+        checks.require_contract(batches, contract, self.contract, batches.record_shape)
         for text in contract.uncompared(self.contract) if Ranks.current().first else ():
             _log.warning("%s", text)
 
-    def _train_source(self, batches: CheckedBatches, *, progress: bool) -> None:
+    def _train_source(self, batches: checks.CheckedBatches, *, progress: bool) -> None:
         epochs = usual_epochs(len(batches)) if self.source_epochs is None else self.source_epochs
         epochs = 0 if self.method.own_target else epochs
         if epochs == 0:

@@ -42,14 +42,9 @@ class CheckedBatches:
     """
 
     def __init__(
-        self,
-        batches: Batches,
-        extractor: nn.Module,
-        classifier: nn.Module,
-        *,
-        device: torch.device | None = None,
+        self, batches: Batches, extractor: nn.Module, classifier: nn.Module, *, device: torch.device | None = None,
         unlabelled: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if isinstance(batches, Iterator):
             raise InvalidValue(_USED_UP)
         self._batches = batches
@@ -111,17 +106,23 @@ class CheckedBatches:
 
 
 def checked(
-    batches: Batches,
-    extractor: nn.Module,
-    classifier: nn.Module,
-    *,
-    device: torch.device | None = None,
+    batches: Batches, extractor: nn.Module, classifier: nn.Module, *, device: torch.device | None = None,
     unlabelled: bool = False,
-) -> CheckedBatches:
+) -> CheckedBatches:  # fmt: skip
     """The batches with their checks; those that have them stay as they are. See `CheckedBatches`."""
     if isinstance(batches, CheckedBatches):
         return batches
     return CheckedBatches(batches, extractor, classifier, device=device, unlabelled=unlabelled)
+
+
+def require_records(records: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses records (n, ...) of another shape.
+
+    Raises:
+        DataInvalid: they are.
+    """
+    if tuple(records.shape[1:]) != shape:
+        raise DataInvalid(f"records have shape {tuple(records.shape)}; needed is (n, {', '.join(map(str, shape))})")
 
 
 def require_contract(

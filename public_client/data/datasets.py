@@ -180,10 +180,9 @@ def _digits() -> Task:
     images = torch.from_numpy(bundle.images.astype(np.float32) / 8.0 - 1.0).unsqueeze(1)  # 0..16 to [-1, 1]
     labels = torch.from_numpy(bundle.target.astype(np.int64))
     return Task(
-        name="digits",
-        source=Labelled(images[0::2].contiguous(), labels[0::2].contiguous()),
+        name="digits", source=Labelled(images[0::2].contiguous(), labels[0::2].contiguous()),
         target=Labelled(digits_shift(images[1::2]), labels[1::2].contiguous()),
-    )
+    )  # fmt: skip
 
 
 def _scaled(images: npt.NDArray[np.generic], labels: npt.NDArray[np.int64]) -> Labelled:

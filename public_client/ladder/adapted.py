@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.data.checks import require_records
 from dpswd.public_client.evidence.certificate import certified
 from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.ladder import words
@@ -26,7 +27,7 @@ from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNEXPLAINED
 from dpswd.public_client.training.saved_model import save_adapted
 from dpswd.public_client.training.sites import Model
-from dpswd.shared.core.errors import DataInvalid, DpswdError, InvalidValue, PrivacyError, rounded
+from dpswd.shared.core.errors import DpswdError, InvalidValue, PrivacyError, rounded
 
 _log = logging.getLogger(__name__)
 _COMPARISON = "comparison.json"
@@ -112,8 +113,7 @@ class Adapted:
         device = next(iter(module.parameters()), torch.zeros(0)).device
         with torch.no_grad():
             own = records if isinstance(records, Tensor) else torch.from_numpy(np.array(records, dtype=np.float32))
-            if tuple(own.shape[1:]) != (shape := self.plan.record_shape):
-                raise DataInvalid(f"records have shape {tuple(own.shape)}; needed is (n, {', '.join(map(str, shape))})")
+            require_records(own, self.plan.record_shape)
             scores: Tensor = module(own.to(device))
         return scores.argmax(dim=1)
 

@@ -30,7 +30,7 @@ BUDGETS = {
     "private_curator/storage": 1_355,
     "private_curator/watching": 42,
     "public_client/*.py": 353,
-    "public_client/adaptation": 1_237,
+    "public_client/adaptation": 1_236,
     "public_client/cli": 1_723,
     "public_client/curator": 2_001,
     "public_client/data": 1_202,

@@ -274,3 +274,7 @@ def test_probabilities_sum_to_one_and_the_score_is_the_share_of_right_classes(co
     assert torch.equal(probabilities.argmax(dim=1), classes)
     assert adaptation.score(held.images, held.labels) == (classes == held.labels).double().mean()
     assert adaptation.score(held.images, classes) == 1.0
+    with pytest.raises(errors.DataInvalid, match=r"records have shape \(96, 64\); needed is \(n, 1, 8, 8\)"):
+        adaptation.predict(held.images.flatten(1))
+    with pytest.raises(errors.DataInvalid, match=r"labels have shape \(96, 1\); needed is \(96,\)"):
+        adaptation.score(held.images, held.labels[:, None])  # compared as they come, each label meets every record
