@@ -35,7 +35,7 @@ from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.protocol.contract import DataContract
 
-_LOST = ((1e-3, "1 to 3"), (5e-3, "2 to 10"), (0.03, "1 to 30"), (float("inf"), "20 to 60"))
+_LOST = ((1e-3, "1 to 2"), (5e-3, "1 to 7"), (0.03, "1 to 21"), (float("inf"), "12 to 40"))
 """Points of AUC at so much noise on a pair of bins, as norm^2 / (records epsilon), on the tables of benchmarks."""
 
 

@@ -201,8 +201,8 @@ def test_a_schema_at_odds_with_the_records_is_refused_before_anything_is_charged
     assert "gaussian takes none" in done.output
 
 
-@pytest.mark.parametrize(("records", "epsilon", "points"), [(50_000, 1.0, "1 to 3"), (3_000, 1.0, "2 to 10"),
-                                                            (500, 1.0, "1 to 30"), (500, 0.1, "20 to 60")])  # fmt: skip
+@pytest.mark.parametrize(("records", "epsilon", "points"), [(50_000, 1.0, "1 to 2"), (3_000, 1.0, "1 to 7"),
+                                                            (500, 1.0, "1 to 21"), (500, 0.1, "12 to 40")])  # fmt: skip
 def test_a_plan_says_what_tables_lost_at_such_noise(records, epsilon, points):
     description = mock_description(records=records, record_shape=(6,), epsilon=4.0, delta=1e-5, classes=2)
     plan, _ = plan_generator(MockCurator(description), Tabular(schema=SCHEMA), epsilon=epsilon)
