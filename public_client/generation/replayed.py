@@ -40,8 +40,8 @@ from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 SHARES = (0.5, 0.3, 0.2)
 """Of the squared norm of a record: of its shapes, its coordinates and its waves."""
-_WHITENED = 0.25
-"""The power of the second moments by whose inverse they are turned: their small directions count too."""
+_WHITENED, _FLAT = 0.25, 4e-3
+"""The power of the second moments by whose inverse they are turned, and below which all count as much as that one."""
 _PUBLIC = 6_000  # procedural images of the pretraining
 _LEAST_SIDE, _MOST_SIDE = 8, 64  # pixels; larger images need more axes than a release carries
 _LEAST_AXES, _RECORDS_OF_AN_AXIS = 30, 20  # further ones made the discriminant of MNIST worse at epsilon 1
@@ -178,7 +178,7 @@ class Replayed(StatisticsGeneration):
         moments = torch.from_numpy(statistics.moments[:first, :first]) / records
         values, vectors = torch.linalg.eigh(moments)
         # Noise on a symmetric matrix spreads its eigenvalues over twice its deviation times the root of its side.
-        edge = 2.0 * math.sqrt(first * statistics.moment_variance) / records
+        edge = max(_FLAT, 2.0 * math.sqrt(first * statistics.moment_variance) / records)
         turn = (vectors * values.clamp(min=edge) ** -_WHITENED) @ vectors.T
         turn = turn / (turn @ moments @ turn).norm().sqrt()
         each = max(_LEAST_OF_A_CLASS, -(-self.images // classes))
