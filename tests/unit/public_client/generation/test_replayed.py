@@ -16,6 +16,7 @@ from dpswd.public_client.cli.main import main
 from dpswd.public_client.data.datasets import load_task
 from dpswd.public_client.generation import Replayed, load_generator, marginals, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.shared.core.errors import InvalidValue
 
 OTHER_SHAPES = ((3, 14, 18), (1, 20, 15))
@@ -133,6 +134,20 @@ def test_fewer_records_are_seen_along_fewer_axes(records, axes):
     description = mock_description(records=records, record_shape=(1, 8, 8), epsilon=9.0, delta=1e-5, classes=10)
     features = replace(SMALL, coordinates=60).features(description)
     assert features(torch.zeros(1, 1, 8, 8)).shape == (1, axes + axes + 2 * SMALL.waves)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("deviation", "least"), [(1e-9, 4e-3), (1e-3, 2e-2)])
+def test_small_second_moments_do_not_outweigh_large_ones_however_little_noise_is_released(deviation, least):
+    """Turned by the power -1/4, and below 4e-3 alike, or below twice the noise's deviation times the root of 100."""
+    description = mock_description(records=60_000, record_shape=(1, 8, 8), epsilon=9.0, delta=1e-5, classes=10)
+    features = SMALL.features(description)
+    d, first = features(torch.zeros(1, 1, 8, 8)).shape[1], 100
+    moments = np.diag(np.geomspace(0.25, 1e-8, d))
+    released = ClassSums(np.zeros(10), np.zeros((10, d)), np.zeros(d), moments, 1.0, 1e-9, 1e-9, 1e-9, deviation**2)
+    turn = SMALL._target(released, features, 60, torch.device("cpu")).turn
+    expected = np.maximum(np.diag(moments)[:first], least) ** -0.25
+    np.testing.assert_allclose(turn / turn[0, 0], np.diag(expected / expected[0]), atol=1e-5)
 
 
 @pytest.mark.long
