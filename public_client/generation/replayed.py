@@ -86,10 +86,10 @@ class Replayed(StatisticsGeneration):
     latent: int = 16
     width: int = 16
     pretraining: int = 1200
-    updates: int = 6000
+    updates: int = 3000
     moments: float = 1.0
-    images: int = 200
-    looked: int = 40
+    images: int = 400
+    looked: int = 100
     learning_rate: float = 4e-3
     deformation: float = 0.05
     tries: int = 8
@@ -107,7 +107,7 @@ class Replayed(StatisticsGeneration):
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         few = plan.records * plan.epsilon < _FEW
-        words = "few records: at epsilon 1 rows of 7,300 taught a CNN 87 (real ones 96), rows of 1,300 taught 52 (98)"
+        words = "few records: at epsilon 1 rows of 7,300 taught a CNN 90 (real ones 96), rows of 1,300 taught 52 (98)"
         return [*super().notes(plan), *([("", words)] if few else [])]
 
     def features(self, description: Description) -> nn.Module:

@@ -20,7 +20,7 @@ from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.shared.core.errors import InvalidValue
 
 OTHER_SHAPES = ((3, 14, 18), (1, 20, 15))
-SMALL = Replayed(axes=60, coordinates=40, waves=60, pretraining=60, updates=150, looked=20)
+SMALL = Replayed(axes=60, coordinates=40, waves=60, pretraining=60, updates=150, images=200, looked=20)
 
 
 @pytest.fixture(scope="module", autouse=True)
