@@ -107,7 +107,7 @@ class Replayed(StatisticsGeneration):
 
     def notes(self, plan: Plan) -> list[tuple[str, str]]:
         few = plan.records * plan.epsilon < _FEW
-        words = "few records: at epsilon 1 rows of 7,300 taught a CNN 90 (real ones 96), rows of 1,300 taught 52 (98)"
+        words = "few records: at epsilon 1 rows of 7,300 taught a CNN 90 (real ones 96), rows of 1,300 taught 73 (98)"
         return [*super().notes(plan), *([("", words)] if few else [])]
 
     def features(self, description: Description) -> nn.Module:

@@ -125,7 +125,7 @@ def test_a_fit_that_was_broken_off_goes_on_where_it_was(fitted, tmp_path):
 def test_a_plan_for_so_few_records_says_what_rows_taught_there(records, epsilon, few):
     description = mock_description(records=records, record_shape=(1, 8, 8), epsilon=9.0, delta=1e-5, classes=10)
     plan, _ = plan_generator(MockCurator(description), SMALL, epsilon=epsilon)
-    assert ("rows of 1,300 taught 52 (98)" in str(plan)) == few
+    assert ("rows of 1,300 taught 73 (98)" in str(plan)) == few
 
 
 @pytest.mark.parametrize(("records", "axes"), [(100, 30), (900, 45), (60_000, 60)])
