@@ -267,10 +267,10 @@ def chosen(arguments: argparse.Namespace) -> Replayed:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Means of the default over all seeds on file: by data, epsilon and figure."""
+    """Means of the default, the earlier one's too, over all seeds on file: by data, epsilon and figure."""
     means = {}
     default = Replayed(low=0.0, high=1.0).to_json()
-    runs = [one for one in runs if one["method"] == default]
+    runs = [one for one in runs if one["method"] in (default, default | EARLIER)]
     for name, epsilon in itertools.product(NAMES, EPSILONS):
         for figure, key in FIGURES.items():
             own = [_figure(one, key) for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
