@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,13 +28,15 @@ def plan(epsilon: float = 1.0) -> Plan:
     return made.for_model(feature_dimension=16, gradient_parameters=8)
 
 
-PLANNED = plan()
+@functools.cache
+def planned() -> Plan:
+    return plan()
 
 
 def test_a_quote_within_the_plan_changes_nothing() -> None:
     asked = []
-    assert within_quote(PLANNED, lambda p: asked.append(p) or 1.0) == PLANNED  # type: ignore[func-returns-value]
-    assert asked == [PLANNED]
+    assert within_quote(planned(), lambda p: asked.append(p) or 1.0) == planned()  # type: ignore[func-returns-value]
+    assert asked == [planned()]
 
 
 @given(st.floats(min_value=1.001, max_value=3.5), st.floats(min_value=0.3, max_value=2.0))
@@ -41,14 +45,14 @@ def test_noise_is_raised_to_the_quote_and_not_much_beyond(needed: float, slope: 
 
     def quote(p: Plan) -> float:
         assert p.noise is not None
-        assert PLANNED.noise is not None
-        return (needed * PLANNED.noise / p.noise) ** slope
+        assert planned().noise is not None
+        return (needed * planned().noise / p.noise) ** slope
 
-    raised = within_quote(PLANNED, quote)
+    raised = within_quote(planned(), quote)
     assert raised.noise is not None
-    assert PLANNED.noise is not None
-    assert quote(raised) <= PLANNED.epsilon
-    assert raised.noise <= 1.15 * needed * PLANNED.noise
+    assert planned().noise is not None
+    assert quote(raised) <= planned().epsilon
+    assert raised.noise <= 1.15 * needed * planned().noise
 
 
 def test_a_floor_above_the_plan_is_refused_before_anything_is_opened() -> None:
