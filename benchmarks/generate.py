@@ -61,8 +61,6 @@ DIGITS = 500
 """Of scikit-learn's, that are looked at once."""
 IMAGES = 10_000
 """Whose distance to real ones is taken."""
-EARLIER = {"deformation": 0.05}
-"""Of the method in runs on file from before the fit learned it; the table marks them."""
 EPOCHS, BATCH, PEAK = 10, 100, 3e-3
 """Of each classifier: Adam under a one-cycle schedule, cross-entropy with the rows' probabilities."""
 
@@ -267,10 +265,10 @@ def chosen(arguments: argparse.Namespace) -> Replayed:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Means of the default, the earlier one's too, over all seeds on file: by data, epsilon and figure."""
+    """Means of the default over all seeds on file: by data, epsilon and figure."""
     means = {}
     default = Replayed(low=0.0, high=1.0).to_json()
-    runs = [one for one in runs if one["method"] in (default, default | EARLIER)]
+    runs = [one for one in runs if one["method"] == default]
     for name, epsilon in itertools.product(NAMES, EPSILONS):
         for figure, key in FIGURES.items():
             own = [_figure(one, key) for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]
@@ -294,8 +292,7 @@ def table(runs: list[dict[str, Any]]) -> str:
     for name, epsilon in itertools.product(NAMES, EPSILONS):
         if own := [one for one in runs if (one["data"], one["epsilon"]) == (name, epsilon)]:
             cells = [_cell(own, kind) for kind in (*heads, "frechet")]
-            mark = "*" if any(EARLIER.items() <= one["method"].items() for one in own) else ""
-            lines.append(f"| {name}{mark} | {epsilon:g} | {len(own)} | {' | '.join(cells)} |")
+            lines.append(f"| {name} | {epsilon:g} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

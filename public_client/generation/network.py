@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpswd.public_client.data.progress import reporting
-from dpswd.public_client.generation.deformation import MAX_DEFORMATION, NORMALS, deformed
+from dpswd.public_client.generation.deformation import NORMALS, deformed
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.replay.posterior import cosine
@@ -30,7 +30,8 @@ _SLOPE = 0.2
 _MOMENTS = (0.9, 0.99)  # of Adam
 _CODE, _UNITS = 64, 16  # what an image is decoded from; hidden units for each channel
 _CODE_NOISE, _BATCH, _RATE = 0.2, 200, 3e-3  # of the pretraining
-_WINDOW = 0.5  # of the moving means: what the newest batch counts at the start
+_WINDOW = 0.5
+"""Of the moving means: what the newest batch counts at the start."""
 _STORED_EVERY, _PREVIEWS = 100, 4
 
 
@@ -47,7 +48,6 @@ class ImageNetwork(nn.Module):
 
     def __init__(self, inputs: int, width: int, shape: tuple[int, int, int], *, low: float, high: float) -> None:
         super().__init__()
-        self.bend = nn.Parameter(torch.tensor(0.05 / MAX_DEFORMATION).logit())  # where the fit begins
         self.inputs, self.width, self.shape = inputs, width, shape
         self.small = (-(-shape[1] // 2), -(-shape[2] // 2))
         self.middle, self.reach = 0.5 * (low + high), 0.5 * (high - low)
@@ -60,11 +60,6 @@ class ImageNetwork(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """(b, inputs) to (b, c h w) from low to high."""
         return self.decoded(self.coded(z))
-
-    @property
-    def deformation(self) -> Tensor:
-        """Of what is drawn, as `deformed` takes it; learned, as augmentations are by Benton and others (2020)."""
-        return MAX_DEFORMATION * self.bend.sigmoid()
 
     def decoded(self, code: Tensor) -> Tensor:
         """(b, 64) to (b, c h w)."""
@@ -122,6 +117,7 @@ class Target:
         images: of each class and update.
         looked: how many of them have their shapes computed, and make the second moments.
         weight: of the second moments.
+        deformation: of the images, before anything is computed of them.
     """
 
     features: Joint
@@ -133,6 +129,7 @@ class Target:
     images: int
     looked: int
     weight: float
+    deformation: float
 
     def loss(self, images: Tensor, moving: dict[str, Tensor], newest: float) -> tuple[Tensor, float]:
         """Of images (C, m, c, h, w): what is minimised, and the squared distance of the classes' moving means.
@@ -163,7 +160,7 @@ def fit_network(
     updates: int,
     rate: float,
     fitting: Fitting,
-    shown: Callable[[ImageNetwork], None] | None = None,
+    shown: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Fits the network, on the fitting's device, and leaves it for evaluation; goes on where its store left off.
 
@@ -193,7 +190,7 @@ def fit_network(
             own = torch.Generator().manual_seed((fitting.seed * 1_000_003 + update) % 2**63)
             z = torch.randn((classes * each, latent + NORMALS), generator=own).to(fitting.device)
             images = network.train()(torch.cat([z[:, :latent], kinds], dim=1)).reshape(-1, *network.shape)
-            images = deformed(images, z[:, latent:], network.deformation).reshape(classes, each, *network.shape)
+            images = deformed(images, z[:, latent:], target.deformation).reshape(classes, each, *network.shape)
             newest = max(1.0 / (1 + update), _WINDOW * cosine(update / updates))
             loss, distance = target.loss(images, moving, newest)
             _update(optimizer, loss)
