@@ -30,5 +30,4 @@ def deformed(images: Tensor, normals: Tensor, deviation: float) -> Tensor:
     whole, moves = normals[:, :6].reshape(-1, 2, 3), normals[:, 6:].reshape(-1, 2, _SIDE, _SIDE)
     places = F.affine_grid(torch.eye(2, 3).to(whole) + deviation * whole, list(images.shape), align_corners=False)
     local = F.interpolate(moves, size=images.shape[2:], mode="bicubic", align_corners=False).permute(0, 2, 3, 1)
-    places = places + deviation * _LOCAL * local
-    return F.grid_sample(images, places, padding_mode="border", align_corners=False)
+    return F.grid_sample(images, places + deviation * _LOCAL * local, padding_mode="border", align_corners=False)

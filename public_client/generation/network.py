@@ -3,7 +3,8 @@
 The loss is the squared distance of what is drawn from what was released: of each class's mean features, the kernel's
 maximum mean discrepancy, and of all records' second moments of the first of them. A batch's own means would be far
 noisier than the distance that is left, so the residual is of moving means, over ever more batches as the rate falls,
-and only its product with the batch's means has a gradient.
+and only its product with the batch's means has a gradient. While classes are as near as noise lets them be, they have
+none: a closer fit would draw the noise (the discrepancy principle; Morozov 1966).
 
 What is drawn has smooth edges from the start: the network's later layers first learn to redraw procedural images, which
 are public, from codes of theirs.
@@ -30,8 +31,7 @@ _SLOPE = 0.2
 _MOMENTS = (0.9, 0.99)  # of Adam
 _CODE, _UNITS = 64, 16  # what an image is decoded from; hidden units for each channel
 _CODE_NOISE, _BATCH, _RATE = 0.2, 200, 3e-3  # of the pretraining
-_WINDOW = 0.5
-"""Of the moving means: what the newest batch counts at the start."""
+_WINDOW = 0.5  # of the moving means: what the newest batch counts at the start
 _STORED_EVERY, _PREVIEWS = 100, 4
 
 
@@ -143,14 +143,15 @@ class Target:
         means = torch.cat([seen.mean(dim=1), pixels.mean(dim=1)], dim=1)
         moving["means"].lerp_(means.detach(), newest)
         apart = moving["means"] - self.means
+        distance = float((weights * apart.square()).sum()) - self.noise
         left = len(self.turn) - seen.shape[2]
         both = (torch.cat([seen, pixels[:, : self.looked, :left]], dim=2) @ self.turn).flatten(0, 1)
         rows = (self.shares / self.looked).repeat_interleave(self.looked)[:, None]
         moments = (both * rows).T @ both
         moving["moments"].lerp_(moments.detach(), newest)
         rest = moving["moments"] - self.moments
-        loss = 2.0 * ((weights * apart * means).sum() + self.weight * (rest * moments).sum())
-        return loss, float((weights * apart.square()).sum()) - self.noise
+        loss = 2.0 * ((distance > 0.0) * (weights * apart * means).sum() + self.weight * (rest * moments).sum())
+        return loss, distance
 
 
 def fit_network(

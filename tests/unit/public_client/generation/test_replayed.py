@@ -16,6 +16,7 @@ from dpswd.public_client.cli.main import main
 from dpswd.public_client.data.datasets import load_task
 from dpswd.public_client.generation import Replayed, load_generator, marginals, replayed
 from dpswd.public_client.generation.generating import generate, plan_generator
+from dpswd.public_client.generation.network import Target
 from dpswd.public_client.methods.statistics_head import ClassSums
 from dpswd.shared.core.errors import InvalidValue
 
@@ -276,3 +277,20 @@ def test_a_class_without_records_shows_nothing_but_noise(fitted):
     generator = generate(where, plan, device="cpu", progress=False)
     assert min(generator.shares) > 0.0
     assert set(generator.sample(200)[1].tolist()) <= set(range(10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("noise", "follows"), [(0.0, True), (1e3, False)])
+def test_classes_are_followed_no_further_than_noise_hides_them(noise, follows):
+    description = mock_description(records=900, record_shape=(1, 8, 8), epsilon=9.0, delta=1e-5, classes=2)
+    features = SMALL.features(description)
+    d = features(torch.zeros(1, 1, 8, 8)).shape[1]
+    target = Target(
+        features, torch.zeros(2, d), noise, torch.full((2,), 0.5), torch.eye(50), torch.zeros(50, 50),
+        images=6, looked=4, weight=1e-9, deformation=0.0,
+    )  # fmt: skip
+    images = torch.rand((2, 6, 1, 8, 8), generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss, distance = target.loss(images, {"means": torch.zeros(2, d), "moments": torch.zeros(50, 50)}, 1.0)
+    loss.backward()
+    assert (distance > 0.0) == follows
+    assert (float(images.grad.abs().sum()) > 1e-3) == follows
