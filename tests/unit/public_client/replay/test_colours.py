@@ -71,7 +71,7 @@ def test_mixed_colours_are_followed_end_to_end(monkeypatch):
     hospital = Hospital(
         MockCurator(described, records=lambda count: seen[:count], randomness=np.random.default_rng(0).bytes)
     )
-    plan = hospital.plan(Replay(directions=30, tuning_steps=150), epsilon=4.0)
+    plan = hospital.plan(Replay(directions=30, tuning_steps=400), epsilon=4.0)
     model = DomainAdaptation(extractor, classifier, hospital=hospital, plan=plan, source_epochs=0, device="cpu")
     model.fit(loader, progress=False)
     (report,) = model.reports
