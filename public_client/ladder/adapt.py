@@ -32,16 +32,7 @@ from dpswd.public_client.evidence.evidence import (
 from dpswd.public_client.ladder import words
 from dpswd.public_client.ladder.adapted import SEEN, Adapted, AdaptedEach, Answer
 from dpswd.public_client.ladder.pricing import budgets_of, priced_together
-from dpswd.public_client.ladder.rungs import (
-    GLANCE,
-    LAYERS,
-    SHARES,
-    VIEWS,
-    Ladder,
-    applicable,
-    declarable_of,
-    sized_plan,
-)
+from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, SHARES, VIEWS, Ladder, applicable, sized_plan
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.normalisation import LayersRun, Normalisation
@@ -90,7 +81,7 @@ def plan_ladder(
     Raises:
         InvalidValue: the hospital can be asked nothing for such a model, or epsilon is too small; nothing was spent.
     """
-    batches = as_batches(source, label=label, columns=getattr(model, "feature_names_in_", None))
+    batches = as_batches(source, label=label, model=model)
     records = collect(batches, most=_SHOWN).images
     start, shape = split(model, records, head=head), tuple(records.shape[1:])
     ladder = ladder_for(start, hospital, record_shape=shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon)
@@ -184,13 +175,13 @@ def adapt(
         InvalidValue, DataInvalid: the model or the source does not fit; nothing was spent.
         BudgetExhausted: the first question is refused; nothing was spent. Of several hospitals, every one refuses.
     """
-    batches = as_batches(source, label=label, seed=seed, columns=getattr(model, "feature_names_in_", None))
+    batches = as_batches(source, label=label, seed=seed, model=model)
     batches = SamePasses(batches, seed) if isinstance(batches, DataLoader) else batches
     start = split(model, records := collect(batches, most=_SHOWN).images, head=head)
     source_digest = digest_of(batches, seed=seed)
     several = hospital.hospitals if isinstance(hospital, Federation) else hospital
     if not isinstance(several, Hospital | Mapping) or not several:
-        raise InvalidValue(f"hospital is {several!r}; needed is a connection, connect(...), or several of them by name")
+        raise InvalidValue(f"hospital is {several!r}; needed is a connection, connect(...), or several by name")
     named = {"": several} if isinstance(several, Hospital) else dict(several)
     shape = tuple(records.shape[1:])
 
@@ -202,7 +193,7 @@ def adapt(
         shown = evaluate.get(name or ALONE) if isinstance(evaluate, Mapping) else evaluate
         watching = {"evaluate": shown, "log": log, "progress": progress}
         climb = _Climb(start, batches, own, folder, common, watching)
-        asked = _of(epsilon, name)
+        asked = epsilon[name or ALONE] if isinstance(epsilon, Mapping) else epsilon
         ladder = _stored_ladder(folder, own)
         with one_thread(), recorded(own.curator, folder, begun=ladder is not None) as recording:
             if ladder is None:
@@ -258,11 +249,8 @@ def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: flo
     method = next(iter(ladder.plans.values())).method
     assert isinstance(method, Method), "a rung's method trains"
     whole = sized_plan(facts, method, model, epsilon=epsilon)
-    quoted(hospital.curator, declarable_of(method, model, facts.record_shape), whole, keep_noise=True, required=True)
-
-
-def _of(epsilon: float | Mapping[str, float], name: str) -> float:
-    return epsilon[name or ALONE] if isinstance(epsilon, Mapping) else epsilon
+    asked = method.declarable(model.extractor, facts.record_shape, model.classifier)
+    quoted(hospital.curator, asked, whole, keep_noise=True, required=True)
 
 
 @dataclass
@@ -292,7 +280,10 @@ class _Climb:
         for name in ladder.plans:
             if name in skipped:
                 continue
-            plan = self._plan(name, reached.ladder.plans[name])
+            plan = reached.ladder.plans[name]
+            if name == LAYERS and self.moves is not None:  # clipped by how far the glance saw them move, at no price
+                assert isinstance(plan.method, Normalisation)
+                plan = replace(plan, method=replace(plan.method, moves=self.moves))
             try:
                 site = self._asked(name, plan, reached.model)
             except (ProtocolError, PrivacyError) as error:
@@ -305,13 +296,6 @@ class _Climb:
             skipped |= needless
             reached.ladder = reached.ladder.without(needless, [answer.rung for answer in reached.answers])
         return reached
-
-    def _plan(self, name: str, plan: Plan) -> Plan:
-        """Layers are clipped by how far the glance saw them move."""
-        if name != LAYERS or self.moves is None:
-            return plan
-        assert isinstance(plan.method, Normalisation)
-        return replace(plan, method=replace(plan.method, moves=self.moves))  # moves do not enter the price
 
     def _asked(self, name: str, plan: Plan, model: Model) -> Site:
         adaptation = DomainAdaptation(
@@ -337,7 +321,7 @@ class _Climb:
         if changed and site.model is not None:
             reached.model = site.model
         if needless == {LAYERS, VIEWS}:
-            reached.ended = plain
+            reached.ended = "the glance has told enough"
         return needless
 
     def _seen(self, site: Site) -> tuple[str, str, set[str]]:

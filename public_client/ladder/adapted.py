@@ -234,8 +234,7 @@ class AdaptedEach(dict[str, Adapted]):
 
     def __str__(self) -> str:
         """Which were changed, and then each."""
-        changed = [name for name, own in self.items() if own.changed]
-        unchanged = [name for name, own in self.items() if not own.changed]
-        groups = [("changed", changed), ("kept", unchanged)]
+        kinds = [("changed", True), ("kept", False)]
+        groups = [(what, [name for name, own in self.items() if own.changed is changed]) for what, changed in kinds]
         summary = "; ".join(f"{what} for {', '.join(names)}" for what, names in groups if names)
         return "\n".join([f"Your model was {summary}.", *map(str, self.values())])

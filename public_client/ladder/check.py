@@ -93,9 +93,14 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
         DataInvalid: a file is missing, or is none of its kind.
     """
     path = Path(path)
-    data, beside, evidence_data = (
-        _read(file) for file in (path, path.with_suffix(CERTIFICATE_SUFFIX), path.with_suffix(EVIDENCE_SUFFIX))
-    )
+    files = (path, path.with_suffix(CERTIFICATE_SUFFIX), path.with_suffix(EVIDENCE_SUFFIX))
+    try:
+        data, beside, evidence_data = (file.read_bytes() for file in files)
+    except OSError as error:
+        raise DataInvalid(
+            f"{error.filename} cannot be read ({error.strerror}); a model, its certificate and its evidence stand side "
+            "by side"
+        ) from error
     evidence = Evidence.from_bytes(evidence_data)
     try:
         certificate = json.loads(beside)
@@ -122,9 +127,8 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
         if run.opening.reply.run_id not in listed:
             checked.note(f"run {run.opening.reply.run_id} was charged, and the certificate does not list it")
     entries = [entry for entry in read_export(ledger)[0] if entry.signed_by(keys)]
-    checked.note(
-        *signature_problems(certificate, _signing_client(checked), credentials, entries), kind=Tampering.FORGED
-    )
+    signed = signature_problems(certificate, _signing_client(checked), credentials, entries)
+    checked.note(*signed, kind=Tampering.FORGED)
     if not checked.findings:
         again = json.loads(certificate_of(evidence, model=bare, comparison=None))
         checked.note(*disagreements(certificate, again))
@@ -239,10 +243,8 @@ def _generated(settings: Mapping[str, Any], answers: Transport, extractor: Any) 
     if settings["own"] and extractor is None:
         raise InvalidValue("it was fitted with an extractor of the team's own; name it (--network, --model)")
     curator = Curator(answers, purpose=settings["purpose"])
-    made = generate(
-        curator, plan, extractor=extractor, seed=settings["seed"], device=settings["device"], progress=False
-    )
-    return replace(made, evidence=None)
+    own = {name: settings[name] for name in ("seed", "device")}
+    return replace(generate(curator, plan, extractor=extractor, progress=False, **own), evidence=None)
 
 
 def _distances(path: Path, again: Path, batches: Batches | None) -> Iterator[str]:
@@ -273,12 +275,3 @@ def _elsewhere(checked: Checked) -> str:
     theirs, here = checked.certificate["software"], software(str(checked.evidence.settings["device"]))
     differing = [f"{name} {here[name]} ({theirs[name]} there)" for name in here if here[name] != theirs[name]]
     return f"; here is {', '.join(differing)}" if differing else "; software and processor are those of the certificate"
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise DataInvalid(
-            f"{file} cannot be read ({error.strerror}); a model, its certificate and its evidence stand side by side"
-        ) from error

@@ -63,10 +63,14 @@ def priced_together(
     """
     total = math.fsum(shares[name] for name in plans)
     before = [plan.event() for plan in asked]
+    unborne = InvalidValue(
+        f"epsilon {epsilon:g} does not bear {len(plans)} releases ({', '.join(plans)}); ask for more, or for one "
+        "method by name. Nothing was spent"
+    )
     try:
         alone = {name: _with_epsilon(plan, epsilon * math.sqrt(shares[name] / total)) for name, plan in plans.items()}
     except InvalidValue:  # no noise makes a run so cheap
-        raise _unborne(plans, epsilon) from None
+        raise unborne from None
 
     def at(factor: float) -> dict[str, Plan]:
         return {name: replace(plan, noise=factor * (plan.noise or 1.0)) for name, plan in alone.items()}
@@ -85,21 +89,12 @@ def priced_together(
         else:
             low = middle
     if best is None:
-        raise _unborne(plans, epsilon)
-    held = filters([*before, *(plan.event() for plan in best.values())])
-
-    def price(event: RunEvent) -> float:
-        return max(own.alone(own.price(event)) for own in held) * (1.0 + _ROUNDED)
-
+        raise unborne
+    runs = {name: plan.event() for name, plan in best.items()}
+    held = filters([*before, *runs.values()])
+    prices = {name: max(own.alone(own.price(run)) for own in held) * (1.0 + _ROUNDED) for name, run in runs.items()}
     # At less the ledger's quote would raise the noise of each rung until it fits alone, and together they spend less.
-    return {name: replace(plan, epsilon=price(plan.event())) for name, plan in best.items()}
-
-
-def _unborne(plans: Mapping[str, Plan], epsilon: float) -> InvalidValue:
-    return InvalidValue(
-        f"epsilon {epsilon:g} does not bear {len(plans)} releases ({', '.join(plans)}); ask for more, or for one "
-        "method by name. Nothing was spent"
-    )
+    return {name: replace(plan, epsilon=prices[name]) for name, plan in best.items()}
 
 
 def _with_epsilon(plan: Plan, epsilon: float) -> Plan:

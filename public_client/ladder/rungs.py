@@ -65,7 +65,6 @@ RUNGS = (
 )
 SHARES = {rung.name: rung.share for rung in RUNGS}
 
-
 _REASONS = {
     GLANCE: "a glance at what your network's layers see there tells for little whether anything has moved",
     VIEWS: "its records are images, and one release tells whether they are turned, paler or of other strokes",

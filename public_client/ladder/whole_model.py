@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dpswd.public_client.data.checks import require_finite
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import source_loader
+from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.extractor.tracing import evaluating
 from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.tools.pretrained import is_pretrained, network_of
@@ -34,6 +35,10 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
             or of timm's; (extractor, classifier); or a fitted scikit-learn, LightGBM or XGBoost classifier.
         records: (m, ...) public ones, to check the split by.
         head: path of the last linear layer, where it is not found (``"fc"``, ``"classifier.3"``).
+
+    Returns:
+        Its parts, from records to scores: without a softmax or sigmoid layer at its end; of a network with one score,
+        the log-odds of class 1, with two.
 
     Raises:
         InvalidValue: the model is of another kind, or no layer splits it.
@@ -57,8 +62,8 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
         return Model(as_module(model).eval(), nn.Identity())
     raise InvalidValue(
         f"a {type(model).__name__} cannot be adapted; pass an nn.Module from records to scores, a pair (extractor, "
-        "classifier), an ONNX file, a folder of Hugging Face, or a classifier of scikit-learn, LightGBM or XGBoost, or "
-        "send its scores as records: dpswd-curator records embed"
+        "classifier), an ONNX file, a folder of Hugging Face, or a classifier of scikit-learn, LightGBM or XGBoost "
+        "with predict_proba, or send its scores as records: dpswd-curator records embed"
     )
 
 
@@ -71,11 +76,12 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
     except (RuntimeError, ValueError, TypeError) as error:
         shape, why = tuple(records.shape[1:]), str(error) or "its forward is not written; pass the network inside"
         raise DataInvalid(f"{type(model).__name__} takes no records of shape {shape}: {why}") from error
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
+    if not isinstance(scores, Tensor) or scores.dim() not in (1, 2):
         raise InvalidValue(
             f"the model returns {type(scores).__name__} of shape {tuple(getattr(scores, 'shape', ()))}; it must return "
             "scores of shape (records, classes)"
         )
+    model, scores = _bare(model, records, scores.reshape(len(scores), -1))
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
     fitting = [name for name in linear if model.get_submodule(name).out_features == scores.shape[1]]
     for name in [head] if head is not None else reversed(fitting):
@@ -84,15 +90,35 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
             continue
         with evaluating(split.extractor), torch.no_grad():
             features = split.extractor(records)
-            if not isinstance(features, Tensor) or features.dim() != 2:
-                continue
-            again = split.classifier(features)
-        if torch.allclose(again, scores, rtol=_SAME, atol=_SAME * float(scores.abs().max())):
-            return split
+            if isinstance(features, Tensor) and features.dim() == 2 and _alike(split.classifier(features), scores):
+                return split if scores.shape[1] > 1 else Model(split.extractor, _of_two(split.classifier))
     raise InvalidValue(
-        f"no linear layer of the model is its last step{f' ({head!r} is not)' if head else ''}; name the layer "
-        f"(head=...), or pass (extractor, classifier). Its linear layers: {', '.join(linear) or 'none'}"
+        f"no linear layer of the model is its last step{f' ({head!r} is not)' if head else ''}; return its scores, "
+        "not probabilities, name the layer (head=...), or pass (extractor, classifier). Its linear layers: "
+        f"{', '.join(linear) or 'none'}"
     )
+
+
+def _alike(these: Tensor, those: Tensor) -> bool:
+    return these.shape == those.shape and torch.allclose(these, those, _SAME, _SAME * float(those.abs().max()))
+
+
+def _bare(model: nn.Module, records: Tensor, scores: Tensor) -> tuple[nn.Module, Tensor]:
+    """The network without a softmax or sigmoid layer at its end, and what it then returns."""
+    ends = nn.Sigmoid if scores.shape[1] == 1 else (nn.Softmax, nn.LogSoftmax)
+    for name in [name for name, part in model.named_modules() if isinstance(part, ends)][-1:]:
+        if (bare := _without(model, name)) is not None:
+            with evaluating(bare.extractor), torch.no_grad():
+                before = bare.extractor(records).reshape(scores.shape)
+                if _alike(bare.classifier(before), scores):
+                    return bare.extractor, before
+    return model, scores
+
+
+def _of_two(head: nn.Module) -> nn.Linear:
+    """The scores (0, log-odds) of two classes, in the place of one."""
+    doubled = [torch.cat([0.0 * own, own]).detach() for own in head.parameters()]
+    return filled_linear(doubled[0], doubled[1] if len(doubled) > 1 else None)
 
 
 def _without(model: nn.Module, name: str) -> Model | None:
@@ -108,7 +134,7 @@ def _without(model: nn.Module, name: str) -> Model | None:
     return Model(extractor, layer)
 
 
-def as_batches(source: Any, *, label: str | None = None, seed: int = 0, columns: Any = None) -> Batches:
+def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: Any = None) -> Batches:
     """Labelled public records as batches.
 
     Args:
@@ -116,14 +142,17 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, columns:
             a column of labels; or a `Generator` of the hospital's.
         label: name of the data frame's column of labels.
         seed: of the shuffling, where there is any.
-        columns: names that the model was fitted on, in their order, where it knows them.
+        model: that was fitted on it, where it knows names of columns and classes, in their order.
 
     Raises:
         DataInvalid: it is none of these, or holds what is no number or no label.
     """
     if isinstance(source, (tuple, list)) and len(source) == 2:
         # The same batches on every pass: a ladder that goes on after a crash comes to the same model.
-        return list(source_loader(_labelled(*map(np.asarray, source)), seed=seed))
+        (records, labels), classes = map(np.asarray, source), getattr(model, "classes_", None)
+        if classes is not None and np.isin(labels, classes).all():
+            labels = np.searchsorted(classes, labels)
+        return list(source_loader(_labelled(records, labels), seed=seed))
     if hasattr(source, "columns") and hasattr(source, "drop"):
         if label is None or label not in source.columns:
             raise DataInvalid(f"label is {label!r}; name the column of labels, one of {', '.join(map(str, source))}")
@@ -131,12 +160,13 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, columns:
         words = [str(name) for name in records if records[name].dtype.kind not in _NUMBERS]
         if words:
             raise DataInvalid(f"columns {', '.join(words)} hold no numbers; encode them as the hospital's records are")
+        columns = getattr(model, "feature_names_in_", None)
         if columns is not None and list(columns) != list(records):
             raise DataInvalid(
                 f"the frame's columns are {', '.join(map(str, records))}, the model's were {', '.join(columns)}: bring "
                 "them into this order, which the hospital's records must have too"
             )
-        return as_batches((records.to_numpy(np.float32), source[label].to_numpy()), seed=seed)
+        return as_batches((records.to_numpy(np.float32), source[label].to_numpy()), seed=seed, model=model)
     if hasattr(source, "batches") and hasattr(source, "sample"):
         batches: Batches = source.batches(_DRAWN, seed=seed)
         return batches

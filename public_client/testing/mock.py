@@ -206,7 +206,7 @@ class MockCurator(Curator):
         self._held = records if isinstance(records, np.ndarray) else None
         self._made = records if callable(records) else self._synthetic
         in_turn = np.arange(description.records, dtype=np.int64) % max(1, description.classes)
-        self._labels = in_turn if labels is None else labels
+        self._labels = in_turn if labels is None else np.asarray(labels)
         self._graphs: dict[str, ExtractorGraph] = {}
         self._weights: dict[str, bytes] = {}
         self._runs: dict[str, _Run] = {}

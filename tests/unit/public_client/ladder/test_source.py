@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.models.trees import as_module
-from dpswd.shared.core.errors import DataInvalid
+from dpswd.shared.core.errors import DataInvalid, InvalidValue
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -40,6 +41,10 @@ def frame(order="abc", **others):
     return Frame({name: values[name] for name in (*order, *others)} | {"y": Y.view(Column)})
 
 
+class Fitted:
+    feature_names_in_ = np.array(list("abc"))
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -65,10 +70,10 @@ def test_numbers_of_any_kind_are_taken(kind):
 
 
 def test_a_frame_has_numbers_in_the_order_that_the_model_knows():
-    seen = torch.cat([records for records, _ in as_batches(frame(), label="y", columns=np.array(list("abc")))])
+    seen = torch.cat([records for records, _ in as_batches(frame(), label="y", model=Fitted())])
     assert set(map(tuple, seen.tolist())) == set(map(tuple, X.tolist()))
     with pytest.raises(DataInvalid, match="columns are c, a, b, the model's were a, b, c"):
-        as_batches(frame("cab"), label="y", columns=np.array(list("abc")))
+        as_batches(frame("cab"), label="y", model=Fitted())
     with pytest.raises(DataInvalid, match="columns sex hold no numbers"):
         as_batches(frame(sex=np.array(["f", "m"])[Y]), label="y")
 
@@ -80,3 +85,53 @@ def test_an_estimator_as_a_module_is_whole():
     assert isinstance(model.classifier, nn.Identity)
     seen = torch.softmax(model.extractor(torch.from_numpy(X)), dim=1).detach().numpy()
     np.testing.assert_allclose(seen, estimator.predict_proba(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("words", [np.array(["yes", "no"]), np.array([7, 3]), np.array(["yes", "no"], dtype=object)])
+def test_labels_that_an_estimator_was_fitted_on_are_its_classes(words):
+    model = LogisticRegression().fit(X, words[Y])
+    (records, labels), *_ = as_batches((X, words[Y]), model=model)
+    seen = torch.softmax(split(model, records).whole()(records), dim=1)
+    assert (seen.argmax(dim=1) == labels).double().mean() > 0.9
+    with pytest.raises(DataInvalid, match="labels are of type <U7"):
+        as_batches((X, np.array(["unknown", "no"])[Y]), model=model)
+
+
+class OneScore(nn.Module):
+    def __init__(self, *, bias=True):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(3, 5), nn.ReLU()), nn.Linear(5, 1, bias=bias)
+
+    def forward(self, x):
+        return self.head(self.body(x)).squeeze(-1)
+
+
+def ending(classes, *ends):
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, classes), *ends)
+
+
+@pytest.mark.parametrize(
+    ("network", "probabilities"),
+    [
+        (ending(3, nn.Softmax(dim=1)), lambda p: p),
+        (ending(3, nn.LogSoftmax(dim=1)), torch.exp),
+        (ending(1), torch.sigmoid),
+        (ending(1, nn.Sigmoid()), lambda p: p),
+        (OneScore(), torch.sigmoid),
+        (OneScore(bias=False), torch.sigmoid),
+    ],
+)
+def test_probabilities_and_one_score_of_two_classes_are_taken_for_what_they_mean(network, probabilities):
+    records = torch.from_numpy(X)
+    model = split(network, records)
+    assert isinstance(model.classifier, nn.Linear)
+    with torch.no_grad():
+        own, seen = probabilities(network(records)), torch.softmax(model.whole()(records), dim=1)
+    if seen.shape[1] == 2:  # one score is of class 1
+        seen, own = seen[:, 1], own.reshape(-1)
+    torch.testing.assert_close(seen, own)
+
+
+def test_several_labels_of_one_record_are_no_classes():
+    with pytest.raises(InvalidValue, match="not probabilities"):
+        split(ending(3, nn.Sigmoid()), torch.from_numpy(X))
