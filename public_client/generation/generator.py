@@ -28,7 +28,7 @@ from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.evidence.certificate import certified
 from dpswd.public_client.evidence.evidence import Evidence
 from dpswd.public_client.extractor.tracing import module_weights, trace
-from dpswd.public_client.generation.deformation import NORMALS, deformed
+from dpswd.public_client.generation.deformation import MAX_DEFORMATION, NORMALS, deformed
 from dpswd.public_client.generation.schema import Schema
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.devices import resolve_device
@@ -42,8 +42,6 @@ MAX_ROWS = 1_000_000
 """Of one call: a number with too many zeros would otherwise fill the memory before anybody looks."""
 MAX_TRIES = 100
 """Of a row: a file that asks for more would draw for days."""
-MAX_DEFORMATION = 0.5
-"""Of an image, in half sides: more leaves nothing of it."""
 _MAX_FACTS_CHARACTERS = 1_000_000
 _AT_A_TIME = 1000  # records; what is drawn does not depend on it
 _DECODER, _LABELLER = "decoder", "labeller"

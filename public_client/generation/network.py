@@ -4,7 +4,7 @@ The loss is the squared distance of what is drawn from what was released: of eac
 maximum mean discrepancy, and of all records' second moments of the first of them. A batch's own means would be far
 noisier than the distance that is left, so the residual is of moving means, over ever more batches as the rate falls,
 and only its product with the batch's means has a gradient. While classes are as near as noise lets them be, they have
-none: a closer fit would draw the noise (the discrepancy principle; Morozov 1966).
+none, nor has the deformation: a closer fit would draw the noise (the discrepancy principle; Morozov 1966).
 
 What is drawn has smooth edges from the start: the network's later layers first learn to redraw procedural images, which
 are public, from codes of theirs.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpswd.public_client.data.progress import reporting
-from dpswd.public_client.generation.deformation import NORMALS, deformed
+from dpswd.public_client.generation.deformation import MAX_DEFORMATION, NORMALS, deformed
 from dpswd.public_client.generation.method import Fitting
 from dpswd.public_client.generation.pixels import Joint
 from dpswd.public_client.replay.posterior import cosine
@@ -48,6 +48,7 @@ class ImageNetwork(nn.Module):
 
     def __init__(self, inputs: int, width: int, shape: tuple[int, int, int], *, low: float, high: float) -> None:
         super().__init__()
+        self.bend = nn.Parameter(torch.tensor(0.05 / MAX_DEFORMATION).logit())  # where the fit begins
         self.inputs, self.width, self.shape = inputs, width, shape
         self.small = (-(-shape[1] // 2), -(-shape[2] // 2))
         self.middle, self.reach = 0.5 * (low + high), 0.5 * (high - low)
@@ -60,6 +61,11 @@ class ImageNetwork(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """(b, inputs) to (b, c h w) from low to high."""
         return self.decoded(self.coded(z))
+
+    @property
+    def deformation(self) -> Tensor:
+        """Of what is drawn, as `deformed` takes it; learned, as augmentations are by Benton and others (2020)."""
+        return MAX_DEFORMATION * self.bend.sigmoid()
 
     def decoded(self, code: Tensor) -> Tensor:
         """(b, 64) to (b, c h w)."""
@@ -117,7 +123,6 @@ class Target:
         images: of each class and update.
         looked: how many of them have their shapes computed, and make the second moments.
         weight: of the second moments.
-        deformation: of the images, before anything is computed of them.
     """
 
     features: Joint
@@ -129,7 +134,6 @@ class Target:
     images: int
     looked: int
     weight: float
-    deformation: float
 
     def loss(self, images: Tensor, moving: dict[str, Tensor], newest: float) -> tuple[Tensor, float]:
         """Of images (C, m, c, h, w): what is minimised, and the squared distance of the classes' moving means.
@@ -161,7 +165,7 @@ def fit_network(
     updates: int,
     rate: float,
     fitting: Fitting,
-    shown: Callable[[nn.Module], None] | None = None,
+    shown: Callable[[ImageNetwork], None] | None = None,
 ) -> None:
     """Fits the network, on the fitting's device, and leaves it for evaluation; goes on where its store left off.
 
@@ -185,13 +189,14 @@ def fit_network(
         for name, part in parts.items():
             part.load_state_dict(begun[name])  # type: ignore[attr-defined]
         moving = {name: begun[name].to(fitting.device) for name in moving}
-    done = 0 if begun is None else int(begun["updates"])
+    done, distance = (0, math.inf) if begun is None else (int(begun["updates"]), float(begun["distance"]))
     with reporting("fitting", updates, shown=fitting.progress, done=done) as bar:
         for update in range(done, updates):
             own = torch.Generator().manual_seed((fitting.seed * 1_000_003 + update) % 2**63)
             z = torch.randn((classes * each, latent + NORMALS), generator=own).to(fitting.device)
+            bend = network.deformation if distance > 0.0 else network.deformation.detach()
             images = network.train()(torch.cat([z[:, :latent], kinds], dim=1)).reshape(-1, *network.shape)
-            images = deformed(images, z[:, latent:], target.deformation).reshape(classes, each, *network.shape)
+            images = deformed(images, z[:, latent:], bend).reshape(classes, each, *network.shape)
             newest = max(1.0 / (1 + update), _WINDOW * cosine(update / updates))
             loss, distance = target.loss(images, moving, newest)
             _update(optimizer, loss)
@@ -199,7 +204,7 @@ def fit_network(
             bar.advance(f"distance {distance:.4f}")
             if fitting.store is not None and (update + 1) % _STORED_EVERY == 0:
                 state = {name: part.state_dict() for name, part in parts.items()}  # type: ignore[attr-defined]
-                fitting.store.write("fit", {"updates": update + 1, **state, **moving})
+                fitting.store.write("fit", {"updates": update + 1, "distance": distance, **state, **moving})
             if shown is not None and (update + 1) % max(1, updates // _PREVIEWS) == 0 and update + 1 < updates:
                 shown(network)
     fitting.ranks.synchronise(network.eval())
