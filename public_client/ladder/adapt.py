@@ -32,7 +32,7 @@ from dpswd.public_client.evidence.evidence import (
 from dpswd.public_client.ladder import words
 from dpswd.public_client.ladder.adapted import SEEN, Adapted, AdaptedEach, Answer
 from dpswd.public_client.ladder.pricing import budgets_of, priced_together
-from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, SHARES, VIEWS, Ladder, applicable, sized_plan
+from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, SHARES, VIEWS, Ladder, applicable, declarable, sized_plan
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.normalisation import LayersRun, Normalisation
@@ -249,8 +249,7 @@ def _require_room(hospital: Hospital, ladder: Ladder, model: Model, epsilon: flo
     method = next(iter(ladder.plans.values())).method
     assert isinstance(method, Method), "a rung's method trains"
     whole = sized_plan(facts, method, model, epsilon=epsilon)
-    asked = method.declarable(model.extractor, facts.record_shape, model.classifier)
-    quoted(hospital.curator, asked, whole, keep_noise=True, required=True)
+    quoted(hospital.curator, declarable(method, model, facts.record_shape), whole, keep_noise=True, required=True)
 
 
 @dataclass

@@ -178,7 +178,7 @@ def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[
                 raise InvalidValue(f"the model tells {classes} classes apart, the hospital's labels {facts.classes}")
             if rung.name in (GLANCE, LAYERS) and isinstance(model.classifier, nn.Identity):
                 raise InvalidValue("the model is no network with layers")
-            declarable_of(rung.method, model, facts.record_shape)
+            declarable(rung.method, model, facts.record_shape)
         except DpswdError as error:
             left_out[rung.name] = str(error)
             continue
@@ -189,7 +189,7 @@ def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[
     return asked, left_out
 
 
-def declarable_of(method: Method, model: Model, record_shape: tuple[int, ...]) -> Declarable:
+def declarable(method: Method, model: Model, record_shape: tuple[int, ...]) -> Declarable:
     """What the curator is asked to evaluate for a model."""
     return method.declarable(model.extractor, record_shape, model.classifier)
 
@@ -203,14 +203,14 @@ def admits(curator: Curator, plan: Plan, model: Model) -> bool:
         model: extractor and classifier.
     """
     assert isinstance(plan.method, Method), "a rung's method trains"
-    ready = declarable_of(plan.method, model, plan.record_shape)
+    ready = declarable(plan.method, model, plan.record_shape)
     return quoted(curator, ready, plan)[1].fits
 
 
 def sized_plan(description: Description, method: Method, model: Model, *, epsilon: float) -> Plan:
     """A rung's plan alone, with the model's sizes and some noise."""
     plan = make_plan(description, method, epsilon=epsilon)
-    return declarable_of(method, model, plan.record_shape).sized(plan)
+    return declarable(method, model, plan.record_shape).sized(plan)
 
 
 def pass_seconds(model: Model, record_shape: tuple[int, ...]) -> float:

@@ -16,6 +16,7 @@ from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.extractor.tracing import evaluating
+from dpswd.public_client.models.packing import with_two_classes
 from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.tools.pretrained import is_pretrained, network_of
 from dpswd.public_client.training.sites import Model
@@ -117,8 +118,8 @@ def _bare(model: nn.Module, records: Tensor, scores: Tensor) -> tuple[nn.Module,
 
 def _of_two(head: nn.Module) -> nn.Linear:
     """The scores (0, log-odds) of two classes, in the place of one."""
-    doubled = [torch.cat([0.0 * own, own]).detach() for own in head.parameters()]
-    return filled_linear(doubled[0], doubled[1] if len(doubled) > 1 else None)
+    weight, *bias = (own.detach() for own in head.parameters())
+    return filled_linear(*with_two_classes(weight, bias[0] if bias else weight.new_zeros(1), "log-odds"))
 
 
 def _without(model: nn.Module, name: str) -> Model | None:
