@@ -75,8 +75,7 @@ class ImageNetwork(nn.Module):
         # Four images, put between one another.
         x = x.reshape(-1, channels, 2, 2, height, width).permute(0, 1, 4, 2, 5, 3)
         x = x.reshape(-1, channels, 2 * height, 2 * width)[:, :, : sides[0], : sides[1]]
-        made: Tensor = torch.tanh(x) * self.reach + self.middle
-        return made.reshape(-1, math.prod(self.shape))
+        return (torch.tanh(x) * self.reach + self.middle).reshape(-1, math.prod(self.shape))
 
     def pretrain(self, images: Tensor, *, updates: int, own: torch.Generator) -> None:
         """Learns to redraw public images (n, c, h, w), as the decoder of an autoencoder that is then thrown away."""
@@ -135,27 +134,29 @@ class Target:
     looked: int
     weight: float
 
-    def loss(self, images: Tensor, moving: dict[str, Tensor], newest: float) -> tuple[Tensor, float]:
-        """Of images (C, m, c, h, w): what is minimised, and the squared distance of the classes' moving means.
+    def distance(self, moving: dict[str, Tensor]) -> float:
+        """Squared, of the classes' moving means, less what the noise on the released ones adds."""
+        return float((self._weights * (moving["means"] - self.means).square()).sum()) - self.noise
 
-        These it brings forward; `newest` is what this update's count in them.
-        """
+    @property
+    def _weights(self) -> Tensor:
+        return (self.shares * len(self.shares)).square()[:, None]
+
+    def loss(self, images: Tensor, moving: dict[str, Tensor], newest: float) -> Tensor:
+        """Of images (C, m, c, h, w): what is minimised; moving means go forward, `newest` is what these count."""
         some = images[:, : self.looked]
         seen = self.features.shapes(some.flatten(0, 1)).reshape(*some.shape[:2], -1) / RECORD_NORM
         pixels = self.features.pixels(images.flatten(0, 1)).reshape(*images.shape[:2], -1) / RECORD_NORM
-        weights = (self.shares * len(self.shares)).square()[:, None]
         means = torch.cat([seen.mean(dim=1), pixels.mean(dim=1)], dim=1)
         moving["means"].lerp_(means.detach(), newest)
-        apart = moving["means"] - self.means
-        distance = float((weights * apart.square()).sum()) - self.noise
+        apart = (self.distance(moving) > 0.0) * self._weights * (moving["means"] - self.means)
         left = len(self.turn) - seen.shape[2]
         both = (torch.cat([seen, pixels[:, : self.looked, :left]], dim=2) @ self.turn).flatten(0, 1)
         rows = (self.shares / self.looked).repeat_interleave(self.looked)[:, None]
         moments = (both * rows).T @ both
         moving["moments"].lerp_(moments.detach(), newest)
         rest = moving["moments"] - self.moments
-        loss = 2.0 * ((distance > 0.0) * (weights * apart * means).sum() + self.weight * (rest * moments).sum())
-        return loss, distance
+        return 2.0 * ((apart * means).sum() + self.weight * (rest * moments).sum())
 
 
 def fit_network(
@@ -189,22 +190,21 @@ def fit_network(
         for name, part in parts.items():
             part.load_state_dict(begun[name])  # type: ignore[attr-defined]
         moving = {name: begun[name].to(fitting.device) for name in moving}
-    done, distance = (0, math.inf) if begun is None else (int(begun["updates"]), float(begun["distance"]))
+    done = 0 if begun is None else int(begun["updates"])
     with reporting("fitting", updates, shown=fitting.progress, done=done) as bar:
         for update in range(done, updates):
             own = torch.Generator().manual_seed((fitting.seed * 1_000_003 + update) % 2**63)
             z = torch.randn((classes * each, latent + NORMALS), generator=own).to(fitting.device)
-            bend = network.deformation if distance > 0.0 else network.deformation.detach()
+            bend = network.deformation if target.distance(moving) > 0.0 else network.deformation.detach()
             images = network.train()(torch.cat([z[:, :latent], kinds], dim=1)).reshape(-1, *network.shape)
             images = deformed(images, z[:, latent:], bend).reshape(classes, each, *network.shape)
             newest = max(1.0 / (1 + update), _WINDOW * cosine(update / updates))
-            loss, distance = target.loss(images, moving, newest)
-            _update(optimizer, loss)
+            _update(optimizer, target.loss(images, moving, newest))
             schedule.step()
-            bar.advance(f"distance {distance:.4f}")
+            bar.advance(f"distance {target.distance(moving):.4f}")
             if fitting.store is not None and (update + 1) % _STORED_EVERY == 0:
                 state = {name: part.state_dict() for name, part in parts.items()}  # type: ignore[attr-defined]
-                fitting.store.write("fit", {"updates": update + 1, "distance": distance, **state, **moving})
+                fitting.store.write("fit", {"updates": update + 1, **state, **moving})
             if shown is not None and (update + 1) % max(1, updates // _PREVIEWS) == 0 and update + 1 < updates:
                 shown(network)
     fitting.ranks.synchronise(network.eval())
