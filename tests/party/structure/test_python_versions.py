@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -30,6 +32,15 @@ def test_what_is_declared_fits_together():
     assert VERSIONS == [(3, 11), (3, 12), (3, 13)]
     assert PROJECT["requires-python"] == ">=3.11"
     assert sys.version_info[:2] in VERSIONS
+
+
+def test_what_is_locked_installs_on_the_oldest_ones_first_release():
+    """Debian 12 has 3.11.2: a package that asks for 3.11.5 ends both commands of the README there."""
+    locked = re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    asked = {name: metadata(name)["Requires-Python"] or "" for name in locked if name != "torch"}
+    first = f"{VERSIONS[0][0]}.{VERSIONS[0][1]}.0"
+    assert len(asked) > 100
+    assert {name: text for name, text in asked.items() if first not in SpecifierSet(text)} == {}
 
 
 def test_every_file_is_written_in_the_oldest_ones_syntax():
