@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 LEAVE = "/sign-in/leave"
 FLOW = "dpswd-sign-in"
 _FILES = Path(__file__).with_name("static")
-_STATIC = ("/console.css", "/console.js", "/favicon.svg")
-"""Every file that is served: no other name is looked for."""
+_STATIC = ("/console.css", "/console.js", "/favicon.svg")  # every file that is served: no other name is looked for
 _MOST_FIELDS = 16
 _TOO_LARGE = "the request is too large, or was not sent to its end\n"
 

@@ -20,8 +20,7 @@ from dpswd.private_curator.storage.certificates import LEAF_DAYS
 _NAMES = ("budget", "clients", "runs", "requests", "history", "ledger", "publication", "report")
 PLACES = (("/", "Overview"), *((f"/{name}", name.capitalize()) for name in _NAMES))
 """The pages in order, with their paths."""
-ROWS = 100
-"""Rows of one page of a table."""
+ROWS = 100  # rows of one page of a table
 
 _ACTS = re.compile(r"(dpswd-curator [a-z]+|extend (?:it|the budget) first)")
 _PAGES = {name: f"/{name}" for name in _NAMES} | {

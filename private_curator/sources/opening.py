@@ -13,8 +13,7 @@ from dpswd.shared.core.errors import SettingsError
 from dpswd.shared.files import write_private
 from dpswd.shared.records.batches import Source
 
-_MOST_LOOKED_AT = 1000
-"""Entries of a folder of which one tells what it holds."""
+_MOST_LOOKED_AT = 1000  # entries of a folder of which one tells what it holds
 _ENDINGS = (("query", ".sql"), ("fhir", ".ndjson"), ("dicom", ".dcm"), ("nifti", (".nii", ".nii.gz")))
 
 

@@ -30,11 +30,9 @@ from dpswd.shared.core.errors import LedgerUnavailable, SettingsError
 from dpswd.shared.core.ledger.receipts import SignedEntry
 from dpswd.shared.files import write_private
 
-CURSOR = "syslog.json"
-"""In the home: how far the receiver has acknowledged."""
+CURSOR = "syslog.json"  # in the home: how far the receiver has acknowledged
 EVERY_S = 1.0
-BATCH = 500
-"""Messages of one connection."""
+BATCH = 500  # messages of one connection
 _FACILITY = 13  # "log audit"
 _WARNING, _NOTICE, _INFORMATIONAL = 4, 5, 6
 _LONGEST = 500  # characters of a field: a run's parameters have their digest beside them
@@ -82,9 +80,8 @@ class Sender:
             OSError: the receiver cannot be reached, or did not acknowledge; nothing counts as told.
             LedgerUnavailable: the ledger cannot be read now.
         """
-        before: dict[str, Any] = {"entry": 0, "refused": {}}
-        if self._cursor.exists():
-            before = json.loads(self._cursor.read_bytes())
+        stored = self._cursor.read_bytes() if self._cursor.exists() else b'{"entry": 0, "refused": {}}'
+        before: dict[str, Any] = json.loads(stored)
         messages = [self._act(entry) for entry in islice(self._ledger.history(after=before["entry"]), BATCH)]
         entry = before["entry"] + len(messages)
         refused: dict[str, int] = {}
@@ -106,20 +103,31 @@ class Sender:
 
     def _message(self, severity: int, kind: str, time: str, fields: dict[str, Any]) -> bytes:
         """A message of RFC 5424 with JSON as its text; of fields those that are plain and short."""
-        simple = {name: value for name, value in fields.items() if isinstance(value, (str, bool, int, float))}
-        plain = {name: value for name, value in simple.items() if len(str(value)) <= _LONGEST}
+        plain = {k: v for k, v in fields.items() if isinstance(v, str | int | float) and len(str(v)) <= _LONGEST}
         text = json.dumps({"data_set": self._data_set, "kind": kind, **plain}, sort_keys=True)
         head = f"<{8 * _FACILITY + severity}>1 {time} {socket.gethostname()} dpswd {os.getpid()} {kind} -"
         return f"{head} {text}".encode("ascii")
 
     def _deliver(self, messages: list[bytes]) -> None:
-        """Octet-counted frames, and the end of the connection, which the receiver answers."""
-        with (
-            socket.create_connection(self._receiver, timeout=_PATIENCE_S) as connection,
-            self._tls.wrap_socket(connection, server_hostname=self._receiver[0]) as channel,
-        ):
-            channel.sendall(b"".join(b"%d %s" % (len(message), message) for message in messages))
-            channel.unwrap()
+        """Octet-counted frames, and the end of the connection, which the receiver answers.
+
+        Through memory: `SSLSocket.unwrap` of Python 3.11.2 takes a connection that just ended for an answer.
+        """
+        frames = b"".join(b"%d %s" % (len(message), message) for message in messages)
+        arriving, leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        channel = self._tls.wrap_bio(arriving, leaving, server_hostname=self._receiver[0])
+        acts = [channel.unwrap, lambda: channel.write(frames), channel.do_handshake]
+        with socket.create_connection(self._receiver, timeout=_PATIENCE_S) as connection:
+            while acts:
+                try:
+                    acts[-1]()
+                    acts.pop()
+                except ssl.SSLWantReadError:
+                    connection.sendall(leaving.read())
+                    if not (part := connection.recv(65536)):
+                        raise ConnectionResetError("it ended the connection and acknowledged nothing") from None
+                    arriving.write(part)
+            connection.sendall(leaving.read())
 
     def _run(self) -> None:
         pause, closing = EVERY_S, False

@@ -28,19 +28,14 @@ from torch import Tensor, nn
 
 from dpswd.public_client.extractor.adapter_layers import filled_linear
 
-_POWER = 0.5
-"""Of an axis's variance by which its values are divided, times 1/2."""
-_FLOOR = 1e-3
-"""Of the largest variance: an axis with less is no direction that the public source knows."""
+_POWER = 0.5  # of an axis's variance by which its values are divided, times 1/2
+_FLOOR = 1e-3  # of the largest variance: an axis with less is no direction that the public source knows
 _MOST_AXES = 1024  # beyond, features are scaled by their own deviations: a (d, d) matrix would have to travel
-_LIKELY = 0.3
-"""Of a weight's way, t, for features whose mean norm is 1 (docs/ml-team/labelled.md)."""
-_SURE = 0.8
-"""Mean probability of its decisions with which a classifier begins, on public records, at most."""
+_LIKELY = 0.3  # of a weight's way, t, for features whose mean norm is 1 (docs/ml-team/labelled.md)
+_SURE = 0.8  # mean probability of its decisions with which a classifier begins, on public records, at most
 MOST_FEATURES = 4096
 """Whose axes are taken anew at each step: a quarter of a minute of a core for so many."""
-_LONGEST = 1.5
-"""Root mean square of a step's change of scores on public records, at most."""
+_LONGEST = 1.5  # root mean square of a step's change of scores on public records, at most
 
 
 def less_sure(classifier: nn.Linear, features: Tensor) -> nn.Linear:

@@ -55,7 +55,7 @@ def unpacked(archive, tmp_path_factory):
     checked = subprocess.run(["sha256sum", "--check", f"{archive.name}.sha256"], cwd=site, capture_output=True)
     assert checked.returncode == 0, checked.stderr
     with tarfile.open(archive) as held:
-        held.extractall(site / "dpswd", filter="data")
+        held.extractall(site / "dpswd", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     yield site / "dpswd"
     shutil.rmtree(site)
 
