@@ -119,15 +119,15 @@ class Sender:
         acts = [channel.unwrap, lambda: channel.write(frames), channel.do_handshake]
         with socket.create_connection(self._receiver, timeout=_PATIENCE_S) as connection:
             while acts:
+                waits = False
                 try:
                     acts[-1]()
                     acts.pop()
                 except ssl.SSLWantReadError:
-                    connection.sendall(leaving.read())
-                    if not (part := connection.recv(65536)):
-                        raise ConnectionResetError("it ended the connection and acknowledged nothing") from None
-                    arriving.write(part)
-            connection.sendall(leaving.read())
+                    waits = True
+                connection.sendall(leaving.read())
+                if waits and not arriving.write(connection.recv(65536)):
+                    raise ConnectionResetError("it ended the connection and acknowledged nothing")
 
     def _run(self) -> None:
         pause, closing = EVERY_S, False
