@@ -322,6 +322,8 @@ def main() -> None:
     if arguments.command == "run":
         if arguments.data_dir is None or arguments.fashion_dir is None:
             parser.error("--data-dir and --fashion-dir are needed")
+        if arguments.sheets is not None:  # before a fit, whose rows would else be lost
+            arguments.sheets.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
         method = chosen(arguments).to_json()
         records.Rows(stored, arguments.results).run(
