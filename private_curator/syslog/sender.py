@@ -80,8 +80,8 @@ class Sender:
             OSError: the receiver cannot be reached, or did not acknowledge; nothing counts as told.
             LedgerUnavailable: the ledger cannot be read now.
         """
-        stored = self._cursor.read_bytes() if self._cursor.exists() else b'{"entry": 0, "refused": {}}'
-        before: dict[str, Any] = json.loads(stored)
+        begun = self._cursor.exists()
+        before: dict[str, Any] = json.loads(self._cursor.read_bytes()) if begun else {"entry": 0, "refused": {}}
         messages = [self._act(entry) for entry in islice(self._ledger.history(after=before["entry"]), BATCH)]
         entry = before["entry"] + len(messages)
         refused: dict[str, int] = {}
