@@ -44,10 +44,16 @@ def archive(revision: str, root: Path = ROOT) -> bytes:
 
 
 def unpack(archived: bytes, folder: Path) -> None:
-    """Lays an archive's files out by GNU tar, which refuses what would leave the folder (`tarfile` from 3.11.4 on)."""
+    """Lays an archive's files out by GNU tar, which refuses what would leave the folder (`tarfile` from 3.11.4 on).
+
+    Raises:
+        ReleaseRefused: it is no archive; tar's words.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     command = ["tar", "--extract", "--no-same-permissions", "--no-same-owner", "--directory", str(folder)]
-    subprocess.run(command, input=archived, check=True)  # noqa: S603 - the words are this file's
+    done = subprocess.run(command, input=archived, check=False, capture_output=True)  # noqa: S603 - as above
+    if done.returncode:
+        raise ReleaseRefused(done.stderr.decode(errors="replace"))
 
 
 def build(sources: Path, output: Path, seconds: int) -> Path:

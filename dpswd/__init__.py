@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dpswd.public_client.ladder.adapted import Adapted
     from dpswd.public_client.methods import Method, Recalibrate, Replay, Statistics
     from dpswd.public_client.methods.evaluation import Evaluate
+    from dpswd.public_client.models.trees import as_module
     from dpswd.public_client.plans.plan import Plan
     from dpswd.public_client.published_methods import AllWeights, Dpda, Finetune, PseudoLabels, Rows
     from dpswd.public_client.published_methods.transport import Transport, transported
@@ -61,13 +62,8 @@ _MODULES = {
     "dpswd.public_client.curator.stub": ("Curator",),
     "dpswd.public_client.generation": ("Generator", "Replayed", "load_generator"),
     "dpswd.public_client.methods": ("Method", "Recalibrate", "Replay", "Statistics"),
-    "dpswd.public_client.published_methods": (
-        "AllWeights",
-        "Dpda",
-        "Finetune",
-        "PseudoLabels",
-        "Rows",
-    ),
+    "dpswd.public_client.models.trees": ("as_module",),
+    "dpswd.public_client.published_methods": ("AllWeights", "Dpda", "Finetune", "PseudoLabels", "Rows"),
     "dpswd.public_client.methods.evaluation": ("Evaluate",),
     "dpswd.public_client.published_methods.transport": ("Transport", "transported"),
     "dpswd.public_client.plans.plan": ("Plan",),
@@ -121,6 +117,7 @@ __all__ = [
     "Transport",
     "__version__",
     "adapt",
+    "as_module",
     "load_adapted",
     "load_generator",
     "mock_description",

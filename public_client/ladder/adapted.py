@@ -195,8 +195,7 @@ class Adapted:
         """One plain sentence, what to expect, and then what was asked."""
         asked = [f"  {one.rung:<8} epsilon {rounded(one.epsilon, up=True)} alone: {one.plain}" for one in self.answers]
         lines = [f"{self._head()}.", *self._expected(), *asked]
-        unasked = [name for name in self.ladder.plans if name not in {answer.rung for answer in self.answers}]
-        if unasked:
+        if unasked := [name for name in self.ladder.plans if name not in {answer.rung for answer in self.answers}]:
             why = f" ({self.ended})" if self.ended else ""
             lines.append(f"  not asked, and not charged: {', '.join(unasked)}{why}")
         return "\n".join(lines)
@@ -223,8 +222,7 @@ class Adapted:
             return [f"Expect: not measured, as the models could not be compared ({self.not_compared})."]
         if self.answers[-1].rung == LABELS and self.answers[-1].changed:
             return []  # its own clause says what to expect, from the hospital's labels
-        alike = measured_alike(self.plan)
-        if alike is not None:
+        if (alike := measured_alike(self.plan)) is not None:
             return [f"Expect: not measured at this hospital; on data like yours, {alike}."]
         return ["Expect: not measured; --evaluate-epsilon measures it on the hospital's labels."]
 

@@ -98,8 +98,7 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
         data, beside, evidence_data = (file.read_bytes() for file in files)
     except OSError as error:
         raise DataInvalid(
-            f"{error.filename} cannot be read ({error.strerror}); a model, its certificate and its evidence stand side "
-            "by side"
+            f"{error.filename} cannot be read ({error.strerror}); model, certificate and evidence stand side by side"
         ) from error
     evidence = Evidence.from_bytes(evidence_data)
     try:

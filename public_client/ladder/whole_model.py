@@ -86,8 +86,7 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
     fitting = [name for name in linear if model.get_submodule(name).out_features == scores.shape[1]]
     for name in [head] if head is not None else reversed(fitting):
-        split = _without(model, name)
-        if split is None:
+        if (split := _without(model, name)) is None:
             continue
         with evaluating(split.extractor), torch.no_grad():
             features = split.extractor(records)
@@ -127,8 +126,7 @@ def _without(model: nn.Module, name: str) -> Model | None:
     if not name:
         return Model(nn.Flatten(), copy.deepcopy(model))
     extractor = copy.deepcopy(model)
-    layer = dict(extractor.named_modules()).get(name)
-    if layer is None:
+    if (layer := dict(extractor.named_modules()).get(name)) is None:
         return None
     parent, _, own = name.rpartition(".")
     setattr(extractor.get_submodule(parent), own, nn.Identity())
@@ -139,8 +137,8 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
     """Labelled public records as batches.
 
     Args:
-        source: a loader of (records, labels) batches; a pair (records, labels) of arrays or tensors; a data frame with
-            a column of labels; or a `Generator` of the hospital's.
+        source: a loader of (records, labels) batches; a pair (records, labels) of arrays, tensors or a data frame; a
+            frame with a column of labels; or a `Generator` of the hospital's.
         label: name of the data frame's column of labels.
         seed: of the shuffling, where there is any.
         model: that was fitted on it, where it knows names of columns and classes, in their order.
@@ -150,24 +148,15 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
     """
     if isinstance(source, (tuple, list)) and len(source) == 2:
         # The same batches on every pass: a ladder that goes on after a crash comes to the same model.
-        (records, labels), classes = map(np.asarray, source), getattr(model, "classes_", None)
+        records, labels = _values(source[0], model), np.asarray(source[1])
+        classes = getattr(model, "classes_", None)
         if classes is not None and np.isin(labels, classes).all():
             labels = np.searchsorted(classes, labels)
         return list(source_loader(_labelled(records, labels), seed=seed))
     if hasattr(source, "columns") and hasattr(source, "drop"):
         if label is None or label not in source.columns:
             raise DataInvalid(f"label is {label!r}; name the column of labels, one of {', '.join(map(str, source))}")
-        records = source.drop(columns=[label])
-        words = [str(name) for name in records if records[name].dtype.kind not in _NUMBERS]
-        if words:
-            raise DataInvalid(f"columns {', '.join(words)} hold no numbers; encode them as the hospital's records are")
-        columns = getattr(model, "feature_names_in_", None)
-        if columns is not None and list(columns) != list(records):
-            raise DataInvalid(
-                f"the frame's columns are {', '.join(map(str, records))}, the model's were {', '.join(columns)}: bring "
-                "them into this order, which the hospital's records must have too"
-            )
-        return as_batches((records.to_numpy(np.float32), source[label].to_numpy()), seed=seed, model=model)
+        return as_batches((source.drop(columns=[label]), source[label].to_numpy()), seed=seed, model=model)
     if hasattr(source, "batches") and hasattr(source, "sample"):
         batches: Batches = source.batches(_DRAWN, seed=seed)
         return batches
@@ -177,6 +166,20 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
         f"the source is a {type(source).__name__}; pass a loader of (records, labels), a pair of arrays, a data frame "
         "with label=..., or a generator"
     )
+
+
+def _values(records: Any, model: Any) -> np.ndarray[Any, Any]:
+    """Of an array, or of a data frame whose columns are the model's."""
+    if not hasattr(records, "columns"):
+        return np.asarray(records)
+    if words := [str(name) for name in records if records[name].dtype.kind not in _NUMBERS]:
+        raise DataInvalid(f"columns {', '.join(words)} hold no numbers; encode them as the hospital's records are")
+    if (columns := getattr(model, "feature_names_in_", None)) is not None and list(columns) != list(records):
+        raise DataInvalid(
+            f"the frame's columns are {', '.join(map(str, records))}, the model's were {', '.join(columns)}: bring "
+            "them into this order, which the hospital's records must have too"
+        )
+    return np.asarray(records.to_numpy(np.float32))
 
 
 def _labelled(records: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Labelled:
@@ -194,7 +197,7 @@ def _labelled(records: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> La
     if len(wrong):
         raise DataInvalid(
             f"record {wrong[0, 0]} of the source holds NaN or infinity at {tuple(wrong[0, 1:].tolist())}; fill in what "
-            "is missing as the hospital does (as_module(estimator, missing=...) reads such a number as missing)"
+            "is missing as the hospital does (dpswd.as_module(estimator, missing=...) reads such a number as missing)"
         )
     if len(np.unique(labels)) < 2:
         raise DataInvalid(f"all labels of the source are {labels[0]}; a model tells two classes apart, or more")

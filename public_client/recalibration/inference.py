@@ -42,6 +42,7 @@ CURVED = 0.15
 _WRONG = 0.3  # the same, at most
 _LONGEST = 1.0  # the same, of one step
 _ITERATIONS = 20
+_REVERSED = -0.2  # of what scores are multiplied with: nearer to 0 they tell next to nothing
 _ENOUGH, _UNEXPLAINED = 1e-3, 0.2  # of log-odds; of a gain
 _Rows = tuple[Values, Values, Values]
 
@@ -71,7 +72,7 @@ class Posterior:
 
     Attributes:
         mean: (C, d).
-        moved: what explains most of the gain: "biases", with them "slopes", or else "head".
+        moved: what explains most of the gain: "biases", with them "slopes" or "reversed" ones, or else "head".
         evidence: nats for a move over none; for softened scores with what they may gain over what they may cost.
         gain: expected fall of the log-loss by the mean, where it is true of records like the source's.
         deviation: of that gain.
@@ -167,7 +168,11 @@ class Recalibration:
             return "biases"
         slope = float(np.diagonal(self._basis.T @ mean[:, 1:classes]).mean())
         part[:, 1:classes] = slope * self._basis
-        return "slopes" if self._public.fall(mean, before=part) <= left else "head"
+        if self._public.fall(mean, before=part) > left:
+            return "head"
+        before = self._public.scores @ self._basis
+        about, added = before - before.mean(axis=0), slope * self._public.basis[:, 1:classes]
+        return "reversed" if 1.0 + np.sum(about * added) / np.square(about).sum() < _REVERSED else "slopes"
 
     def _around(self, reference: Values, steps: Sequence[Released], wide: Values) -> _Fit:
         """Where the steps lead where moves are from a reference."""

@@ -19,7 +19,7 @@ class Verdict:
     """What was found, and what is done with it.
 
     Attributes:
-        moved: "kept", or what explains most of the gain: "biases", "slopes" or "head".
+        moved: "kept", or what explains most of the gain: "biases", "slopes", "reversed" or "head".
         share: of the correction that is delivered; 0 where the model is kept.
         gain: expected fall of the log-loss by what is delivered, or would have been.
         low: its 95% interval.
@@ -41,14 +41,8 @@ class Verdict:
         unchanged = share < _LEAST or posterior.evidence <= 0.0 or _gain(share, posterior.gain) < _SHOWN
         counted = 1.0 if unchanged else share
         gain, spread = _gain(counted, posterior.gain), _INTERVAL * counted * posterior.deviation
-        return cls(
-            moved="kept" if unchanged else posterior.moved,
-            share=0.0 if unchanged else share,
-            gain=gain,
-            low=gain - spread,
-            high=gain + spread,
-            evidence=posterior.evidence,
-        )
+        moved, delivered = ("kept", 0.0) if unchanged else (posterior.moved, share)
+        return cls(moved, delivered, gain, gain - spread, gain + spread, posterior.evidence)
 
     def sentence(self) -> str:
         """In plain words."""
@@ -58,6 +52,7 @@ class Verdict:
         what = {
             "biases": "its classes are more or less frequent here than the scores say",
             "slopes": "its scores are too sure or not sure enough here",
+            "reversed": "a higher score means another class here: look whether its classes are in your model's order",
             "head": "what the features say of the classes is different here",
         }[self.moved]
         part = "" if self.share > 0.995 else f"; {100 * self.share:.0f}% of the correction is delivered, to be safe"

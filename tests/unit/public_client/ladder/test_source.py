@@ -72,8 +72,11 @@ def test_numbers_of_any_kind_are_taken(kind):
 def test_a_frame_has_numbers_in_the_order_that_the_model_knows():
     seen = torch.cat([records for records, _ in as_batches(frame(), label="y", model=Fitted())])
     assert set(map(tuple, seen.tolist())) == set(map(tuple, X.tolist()))
-    with pytest.raises(DataInvalid, match="columns are c, a, b, the model's were a, b, c"):
-        as_batches(frame("cab"), label="y", model=Fitted())
+    apart = frame().drop(columns=["y"]), Y  # as scikit-learn is given them
+    torch.testing.assert_close(torch.cat([records for records, _ in as_batches(apart, model=Fitted())]), seen)
+    for wrong in (frame("cab"), (frame("cab").drop(columns=["y"]), Y)):
+        with pytest.raises(DataInvalid, match="columns are c, a, b, the model's were a, b, c"):
+            as_batches(wrong, label="y", model=Fitted())
     with pytest.raises(DataInvalid, match="columns sex hold no numbers"):
         as_batches(frame(sex=np.array(["f", "m"])[Y]), label="y")
 

@@ -118,6 +118,12 @@ def test_a_model_that_is_too_sure_of_all_is_softened_and_one_that_is_right_stays
     assert harm < 0.02
 
 
+def test_classes_in_another_order_than_the_models_are_named():
+    verdict = Verdict.of(run(2, 5000, planted(2, slope=-2.4))[0])
+    assert verdict.moved == "reversed"
+    assert "whether its classes are in your model's order" in verdict.sentence()
+
+
 @pytest.mark.parametrize("classes", [2, 5])
 def test_the_expected_fall_of_a_true_move_is_what_is_gained_however_large(classes):
     """Not the quadratic around no move, which grows with the square of it."""
