@@ -29,15 +29,7 @@ from torch.nn import functional
 
 from benchmarks import records
 from benchmarks.labelled import REPLACE, Site, SizeFacts, declaration_of, released
-from dpswd.public_client.generation.wavelets import (
-    TURNS,
-    both_signs,
-    fixed,
-    gaussian,
-    morlet,
-    real_and_imaginary,
-    summing,
-)
+from dpswd.public_client.generation.wavelets import TURNS, fixed, gaussian, modulus, morlet, real_and_imaginary
 from dpswd.public_client.methods.statistics import Statistics
 from dpswd.public_client.methods.statistics_head import Head, Prior, discriminant
 
@@ -65,18 +57,16 @@ class Scattering(nn.Module):
         coarse = [morlet(reach=5, width=1.6, turn=turn, frequency=0.375 * math.pi) for turn in range(TURNS)]
         channels = 2 * TURNS
         self.first = fixed(real_and_imaginary(fine + coarse), padding=5)
-        self.modulus = fixed(summing(1, channels))
         self.fine = fixed(torch.eye(channels)[:TURNS, :, None, None])
         self.second = fixed(real_and_imaginary(coarse).repeat(TURNS, 1, 1, 1), padding=5, groups=TURNS)
-        self.modulus_again = fixed(summing(TURNS, TURNS))
         every = 1 + channels + TURNS * TURNS
         self.blur = fixed(gaussian(2.08, 4).expand(every, 1, -1, -1), padding=4, stride=4, groups=every)
         self.flat = nn.Flatten()
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, 1, 28, 28) to (b, 3969)."""
-        one = self.modulus(both_signs(self.first(x)))
-        two = self.modulus_again(both_signs(self.second(self.fine(one))))
+        one = modulus(self.first(x))
+        two = modulus(self.second(self.fine(one)), groups=TURNS)
         flat: Tensor = self.flat(self.blur(torch.cat([x, one, two], dim=1)))
         return flat
 

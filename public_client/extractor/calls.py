@@ -18,7 +18,7 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_TENSORS = ["relu", "tanh", "sigmoid", "cos", "log", "clamp", "mean", "sum", "amax", "max", "isnan", "nan_to_num"]
 _OF_TENSORS += ["masked_fill", "logical_not", "logical_and", "logical_or", "neg", "add", "sub", "mul", "div", "matmul"]
 _OF_TENSORS += ["bmm", "softmax", "flatten", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "split"]
-_OF_TENSORS += ["chunk", "unbind", "roll"]
+_OF_TENSORS += ["chunk", "unbind", "roll", "abs"]
 """Methods that do what torch's function of their name does."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 
@@ -33,6 +33,7 @@ FUNCTIONS: dict[Any, f.Function] = {
     functional.relu6: f.activation("hardtanh", min_val=0.0, max_val=6.0),
     functional.hardtanh: f.activation("hardtanh", min_val=-1.0, max_val=1.0),
     functional.leaky_relu: f.activation("leaky_relu", negative_slope=0.01),
+    torch.abs: lambda builder, input: builder.emit("leaky_relu", input, negative_slope=-1.0),
     functional.elu: f.activation("elu", alpha=1.0),
     functional.gelu: f.gelu,
     functional.softplus: f.activation("softplus", beta=1.0, threshold=20.0),
@@ -83,8 +84,7 @@ FUNCTIONS: dict[Any, f.Function] = {
     torch.nan_to_num: masks.nan_to_num,
     torch.where: masks.where,
     torch.masked_fill: masks.masked_fill,
-    operator.iadd: f.binary("add"),
-    operator.imul: f.binary("mul"),
+    **{getattr(operator, f"i{name}"): f.binary(name) for name in ("add", "mul")},
     **dict.fromkeys((operator.neg, torch.neg), f.negative),
     getattr: views.attribute,
     operator.getitem: views.item,

@@ -16,15 +16,7 @@ from torch import Tensor, nn
 
 from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.generation.procedural import procedural
-from dpswd.public_client.generation.wavelets import (
-    TURNS,
-    both_signs,
-    fixed,
-    gaussian,
-    morlet,
-    real_and_imaginary,
-    summing,
-)
+from dpswd.public_client.generation.wavelets import TURNS, fixed, gaussian, modulus, morlet, real_and_imaginary
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 _POOL, _POOL_SEED = 6_000, 0  # procedural images that the axes are of
@@ -49,10 +41,8 @@ class Scattering(nn.Module):
         self.gain, self.shift = 1.0 / (high - low), -low / (high - low)
         self.fine = fixed(real_and_imaginary(fine).expand(-1, channels, -1, -1) / channels, padding=3)
         self.coarse = fixed(real_and_imaginary(coarse).expand(-1, channels, -1, -1) / channels, padding=5, stride=2)
-        self.modulus = fixed(summing(1, TURNS))
         self.halved = fixed(gaussian(1.0, 2).expand(TURNS, 1, -1, -1), padding=2, stride=2, groups=TURNS)
         self.second = fixed(real_and_imaginary(fine).repeat(TURNS, 1, 1, 1), padding=3, groups=TURNS)
-        self.modulus_again = fixed(summing(TURNS, TURNS))
         self.blur = fixed(gaussian(2.08, 4).expand(channels, 1, -1, -1), padding=4, stride=4, groups=channels)
         every = TURNS * (2 + TURNS)
         self.blur_half = fixed(gaussian(1.04, 2).expand(every, 1, -1, -1), padding=2, stride=2, groups=every)
@@ -61,9 +51,9 @@ class Scattering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, (c + 80) ceil(h / 4) ceil(w / 4))."""
         x = x * self.gain + self.shift
-        fine = self.halved(self.modulus(both_signs(self.fine(x))))
-        coarse = self.modulus(both_signs(self.coarse(x)))
-        second = self.modulus_again(both_signs(self.second(fine)))
+        fine = self.halved(modulus(self.fine(x)))
+        coarse = modulus(self.coarse(x))
+        second = modulus(self.second(fine), groups=TURNS)
         rest = self.blur_half(torch.cat([fine, coarse, second], dim=1))
         flat: Tensor = self.flat(torch.cat([self.blur(x), rest], dim=1))
         return flat

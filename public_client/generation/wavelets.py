@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 TURNS = 8
 """Orientations."""
 
 
-def both_signs(x: Tensor) -> Tensor:
-    """Positive and negative parts, one after the other: their sum is the absolute value."""
-    return torch.cat([F.relu(x), F.relu(-x)], dim=1)
+def modulus(x: Tensor, groups: int = 1) -> Tensor:
+    """(b, 2 g m, h, w), where each of g groups has m real, then m imaginary parts, to (b, g m, h, w)."""
+    real, imaginary = x.abs().reshape(x.shape[0], groups, -1, x.shape[3]).chunk(2, dim=2)
+    return (real + imaginary).reshape(x.shape[0], -1, x.shape[2], x.shape[3])
 
 
 def fixed(weight: Tensor, *, padding: int = 0, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -46,12 +46,6 @@ def real_and_imaginary(wavelets: list[npt.NDArray[np.complex128]]) -> Tensor:
     """(2 m, 1, s, s): real parts, then imaginary ones."""
     stacked = np.stack([*(w.real for w in wavelets), *(w.imag for w in wavelets)])
     return torch.from_numpy(stacked).float()[:, None]
-
-
-def summing(groups: int, waves: int) -> Tensor:
-    """(g m, 4 g m, 1, 1): adds both signs of both parts, where each of g groups has m real, then m imaginary parts."""
-    parts = torch.kron(torch.eye(groups), torch.eye(waves).repeat(1, 2))
-    return parts.repeat(1, 2)[:, :, None, None]
 
 
 def gaussian(width: float, reach: int) -> Tensor:

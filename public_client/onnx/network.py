@@ -349,7 +349,7 @@ _LOWERED: dict[str, Lower] = {
         for name, function in (
             ("Div", operator.truediv), ("Equal", operator.eq), ("Erf", torch.erf), ("HardSwish", F.hardswish),
             ("Mul", operator.mul), ("Neg", operator.neg), ("Relu", F.relu), ("Sigmoid", torch.sigmoid),
-            ("Sqrt", torch.sqrt), ("Sub", operator.sub), ("Tanh", torch.tanh),
+            ("Sqrt", torch.sqrt), ("Sub", operator.sub), ("Tanh", torch.tanh), ("Abs", torch.abs),
         )
     },
 }  # fmt: skip

@@ -151,12 +151,12 @@ _POOLS = (
     _adaptive_pool(steady.adaptive_max_pool, "max", 2),
 )
 
-_SLOPE = real(0.0, 1.0)
+_SLOPE = real(-1.0, 1.0)
 _CONSTANT = real(-MAX_CONSTANT, MAX_CONSTANT)
 
 _ACTIVATIONS = (
     _activation("relu", "nn.ReLU, F.relu, torch.relu, .relu()", functional.relu),
-    _activation("leaky_relu", "nn.LeakyReLU, F.leaky_relu", functional.leaky_relu, negative_slope=_SLOPE),
+    _activation("leaky_relu", "nn.LeakyReLU, F.leaky_relu, torch.abs", functional.leaky_relu, negative_slope=_SLOPE),
     _activation("elu", "nn.ELU, F.elu", steady.elu, alpha=real(1e-6, 100.0)),
     _activation("selu", "nn.SELU, F.selu", steady.selu),
     _activation("gelu", "nn.GELU, F.gelu", functional.gelu),

@@ -22,7 +22,7 @@ class Residual(nn.Module):
         self.path = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.Hardswish())
 
     def forward(self, x):
-        return torch.clamp(x - self.path(x) / 2.0, -3.0, 3.0)
+        return torch.clamp(x.abs() - self.path(x) / 2.0, -3.0, 3.0)
 
 
 class Attention(nn.Module):

@@ -54,7 +54,7 @@ def graphs(draw):
         path = f"layer{index}.{draw(st.sampled_from(['a', 'b_1', '0']))}"
         choices = [
             node(draw(st.sampled_from(SIMPLE)), last),
-            node("leaky_relu", last, negative_slope=draw(st.floats(0, 1))),
+            node("leaky_relu", last, negative_slope=draw(st.floats(-1, 1))),
             node("scale_shift", last, gain=draw(st.floats(-9, 9)), shift=draw(st.floats(-9, 9))),
             linear(at[-1], draw(st.integers(1, 6)), last, path=path),
             node("channel_affine", last, path=path, channels=at[0]),

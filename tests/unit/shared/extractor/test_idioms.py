@@ -68,6 +68,7 @@ def agrees(module, shape):
         (lambda m, x: (x + m.places(m.ids)).flatten(1), None),
         (lambda m, x: (x + m.places(m.ids[None, : x.size(1)].expand(x.size(0), -1))).flatten(1), None),
         (lambda m, x: (x - m.mean[None, None]).flatten(1), None),
+        (lambda m, x: (x.abs() - torch.abs(x - m.mean)).flatten(1), None),
         (lambda m, x: (x - m.mean.to(x.device).type_as(x).view(1, 1, 8)).to(x).flatten(1), None),
     ],
 )
