@@ -55,7 +55,7 @@ PROGRAMS = ("dpswd.", "benchmarks.", "torch.distributed.run")
 LEAVES = ("dpswd.private_curator.sandbox", "dpswd.private_curator.serving.second_accountant")
 """Programs that start no others, and need no nursery."""
 
-AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_", "TZ")
+AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "CUDA_")
 """How variables begin that an interpreter or a library reads when it is loaded."""
 
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}

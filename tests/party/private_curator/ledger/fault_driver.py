@@ -62,10 +62,10 @@ class ReadOnlyDisk:
 
     def strike(self) -> None:
         # The kernel refuses while a file is open for writing, so the disk turns between two lives.
-        subprocess.run(["mount", "-o", "remount,ro", self.directory], check=True)
+        subprocess.run(["mount", "-o", "remount,ro", "none", self.directory], check=True)
 
     def mend(self) -> None:
-        subprocess.run(["mount", "-o", "remount,rw", self.directory], check=True)
+        subprocess.run(["mount", "-o", "remount,rw", "none", self.directory], check=True)
 
 
 def refused(act) -> None:

@@ -249,15 +249,13 @@ def test_a_full_disk_loses_nothing_and_costs_nothing(site, tmp_path):
     proposal = site.proposal(METHOD, extractor=wide.eval())
     small = tmp_path / "small"
     small.mkdir()
-    command = f"mount -t tmpfs -o size=64k none {small} && exec {sys.executable} -m dpswd.private_curator.cli publish "
-    command += f"{write(site, proposal)} --home {site.home.path} --client {CLIENT} --purpose '{PURPOSE}' --yes "
-    namespace = ["unshare", "-rm", "sh", "-c"]
-    if subprocess.run([*namespace, f"mount -t tmpfs none {small}"], capture_output=True, check=False).returncode:
+    words = [write(site, proposal), "--home", site.home.path, "--client", CLIENT, "--purpose", PURPOSE, "--yes"]
+    command = [sys.executable, "-m", "dpswd.private_curator.cli", "publish", *words, "--out", small / "spring.dpswd"]
+    # sh's first argument is the folder, the others are the command.
+    namespace = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64k none "$0" && exec "$@"', small]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip("NO FULL DISK WAS TRIED: this machine allows no mount namespace")
-    full = subprocess.run(
-        [*namespace, f"{command} --out {small}/spring.dpswd"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    full = subprocess.run([*namespace, *command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert full.returncode == 3, full.stderr
     assert "cannot be written (No space left on device). Nothing is lost" in full.stderr
     assert site.spent()[1] == 1
