@@ -36,6 +36,7 @@ from sklearn.preprocessing import (
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
+from dpswd.public_client.experiments.own_model import own_model
 from dpswd.public_client.extractor.tracing import module_weights, trace, weights_to_bytes
 from dpswd.public_client.models.packing import threshold
 from dpswd.public_client.models.trees import as_module
@@ -301,14 +302,19 @@ def test_what_has_no_word_is_refused_with_what_to_use(estimator, options, words)
         as_module(estimator, **options)
 
 
-def test_the_page_s_program_runs():
+def test_the_page_s_program_runs_and_what_it_saves_is_the_commands_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     x, y, _ = table(gaps=True)
     program = (
         PAGE.read_text(encoding="utf-8").split("## Trees and scikit-learn")[1].split("```python\n")[1].split("```")[0]
     )
     named = {"estimator": Hist(max_iter=3).fit(x, y)}
     exec(compile(program, str(PAGE), "exec"), named)
-    assert features(named["module"], hospital(x, -999.0)).shape == (N, 2)
+    records = hospital(x, -999.0)
+    seen = features(named["module"], records)
+    assert seen.shape == (N, 2)
+    read = own_model(None, Path("model.joblib"), torch.as_tensor(records[:2]))
+    torch.testing.assert_close(features(read.extractor, records), seen)
 
 
 def test_codes_of_missing_values_may_differ_by_column_and_must_fit():
