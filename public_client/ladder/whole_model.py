@@ -153,10 +153,10 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
         if classes is not None and np.isin(labels, classes).all():
             labels = np.searchsorted(classes, labels)
         return list(source_loader(_labelled(records, labels), seed=seed))
-    if hasattr(source, "columns") and hasattr(source, "drop"):
-        if label is None or label not in source.columns:
-            raise DataInvalid(f"label is {label!r}; name the column of labels, one of {', '.join(map(str, source))}")
-        return as_batches((source.drop(columns=[label]), source[label].to_numpy()), seed=seed, model=model)
+    if hasattr(source, "columns"):
+        if label not in source.columns:
+            raise DataInvalid(f"label is {label!r}; name the column of labels: {', '.join(map(str, source.columns))}")
+        return as_batches((source[[n for n in source.columns if n != label]], source[label]), seed=seed, model=model)
     if hasattr(source, "batches") and hasattr(source, "sample"):
         batches: Batches = source.batches(_DRAWN, seed=seed)
         return batches
@@ -169,17 +169,17 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
 
 
 def _values(records: Any, model: Any) -> np.ndarray[Any, Any]:
-    """Of an array, or of a data frame whose columns are the model's."""
+    """Of an array, or of a data frame, of pandas or polars, whose columns are the model's."""
     if not hasattr(records, "columns"):
         return np.asarray(records)
-    if words := [str(name) for name in records if records[name].dtype.kind not in _NUMBERS]:
+    own, names = list(records.columns), getattr(model, "feature_names_in_", None)
+    if words := [str(name) for name in own if np.asarray(records[name]).dtype.kind not in _NUMBERS]:
         raise DataInvalid(f"columns {', '.join(words)} hold no numbers; encode them as the hospital's records are")
-    if (columns := getattr(model, "feature_names_in_", None)) is not None and list(columns) != list(records):
+    if names is not None and list(names) != own:
         raise DataInvalid(
-            f"the frame's columns are {', '.join(map(str, records))}, the model's were {', '.join(columns)}: bring "
-            "them into this order, which the hospital's records must have too"
+            f"columns are {', '.join(map(str, own))}, the model's were {', '.join(names)}: order them like the model's"
         )
-    return np.asarray(records.to_numpy(np.float32))
+    return np.asarray(records, dtype=np.float32)
 
 
 def _labelled(records: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Labelled:
