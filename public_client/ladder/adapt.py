@@ -18,22 +18,12 @@ from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.adaptation.published import PublishedHospital
 from dpswd.public_client.data.datasets import Batches
 from dpswd.public_client.data.source import collect
-from dpswd.public_client.evidence.evidence import (
-    LADDER,
-    METHOD,
-    Evidence,
-    SamePasses,
-    by_processes,
-    digest_of,
-    one_thread,
-    plan_text,
-    recorded,
-)
+from dpswd.public_client.evidence import evidence
 from dpswd.public_client.ladder import words
 from dpswd.public_client.ladder.adapted import SEEN, Adapted, AdaptedEach, Answer
 from dpswd.public_client.ladder.pricing import budgets_of, priced_together
 from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, SHARES, VIEWS, Ladder, applicable, declarable, sized_plan
-from dpswd.public_client.ladder.whole_model import as_batches, split
+from dpswd.public_client.ladder.whole_model import as_batches, declared, split
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.normalisation import LayersRun, Normalisation
 from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED
@@ -158,7 +148,8 @@ def adapt(
             charged.
         head: path of the model's last linear layer, where it is not found.
         label: column of the labels, where the source is a data frame.
-        contract: what the team declares of its source, compared with the hospital's before anything is charged.
+        contract: what the team declares of its source, compared with the hospital's before anything is charged; where
+            it names no columns or classes, those of a frame, and of an estimator that was fitted on words.
         directory: keeps requests and answers; called again with it, what was charged is not charged again.
         device: "auto", "cpu" or "cuda".
         seed: of the client's random choices.
@@ -175,10 +166,11 @@ def adapt(
         InvalidValue, DataInvalid: the model or the source does not fit; nothing was spent.
         BudgetExhausted: the first question is refused; nothing was spent. Of several hospitals, every one refuses.
     """
+    contract = declared(contract, source, label, model)
     batches = as_batches(source, label=label, seed=seed, model=model)
-    batches = SamePasses(batches, seed) if isinstance(batches, DataLoader) else batches
+    batches = evidence.SamePasses(batches, seed) if isinstance(batches, DataLoader) else batches
     start = split(model, records := collect(batches, most=_SHOWN).images, head=head)
-    source_digest = digest_of(batches, seed=seed)
+    source_digest = evidence.digest_of(batches, seed=seed)
     several = hospital.hospitals if isinstance(hospital, Federation) else hospital
     if not isinstance(several, Hospital | Mapping) or not several:
         raise InvalidValue(f"hospital is {several!r}; needed is a connection, connect(...), or several by name")
@@ -195,7 +187,7 @@ def adapt(
         climb = _Climb(start, batches, own, folder, common, watching)
         asked = epsilon[name or ALONE] if isinstance(epsilon, Mapping) else epsilon
         ladder = _stored_ladder(folder, own)
-        with one_thread(), recorded(own.curator, folder, begun=ladder is not None) as recording:
+        with evidence.one_thread(), evidence.recorded(own.curator, folder, begun=ladder is not None) as recording:
             if ladder is None:
                 ladder = ladder_for(start, own, record_shape=shape, epsilon=asked, evaluate_epsilon=evaluate_epsilon)
                 _require_room(own, ladder, start, asked + (evaluate_epsilon or 0.0))
@@ -203,13 +195,15 @@ def adapt(
             if ladder.comparison is not None and reached.changed:
                 reached.compare(start, own, directory=folder)
         if recording is not None:
-            settings: dict[str, Any] = {"kind": LADDER, "epsilon": asked, "evaluate_epsilon": evaluate_epsilon}
+            settings: dict[str, Any] = {"kind": evidence.LADDER, "epsilon": asked, "evaluate_epsilon": evaluate_epsilon}
             if isinstance(own, PublishedHospital):  # one release, by the plan that the hospital paid for
-                settings |= {"kind": METHOD, "plan": plan_text(reached.plan), "epsilon": reached.plan.epsilon}
+                paid = reached.plan
+                settings |= {"kind": evidence.METHOD, "plan": evidence.plan_text(paid), "epsilon": paid.epsilon}
             settings |= {"batch_size": getattr(source, "batch_size", None), "device": resolve_device(device).type}
-            settings |= {"contract": None if contract is None else contract.to_bytes().hex(), "apart": by_processes()}
+            stated = None if contract is None else contract.to_bytes().hex()
+            settings |= {"contract": stated, "apart": evidence.by_processes()}
             settings["seed"], parts = seed, (start.extractor, start.classifier)
-            reached.evidence = lambda: Evidence.of(parts, shape, settings, source_digest, recording.content())
+            reached.evidence = lambda: evidence.Evidence.of(parts, shape, settings, source_digest, recording.content())
             reached.credentials = own.curator.credentials
         return reached
 

@@ -19,16 +19,7 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.curator.transport import Transport
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import collect, source_loader
-from dpswd.public_client.evidence.certificate import (
-    CERTIFICATE_SUFFIX,
-    EVIDENCE_SUFFIX,
-    NOT_MEASURED,
-    certificate_of,
-    described,
-    disagreements,
-    gain_of,
-    software,
-)
+from dpswd.public_client.evidence import certificate as certificates
 from dpswd.public_client.evidence.evidence import GENERATOR, LADDER, Evidence, digest_of, planned
 from dpswd.public_client.evidence.signature import DRY_RUN, signature_problems, signer_in_words
 from dpswd.public_client.generation import Generator, generation_kinds, load_generator
@@ -93,7 +84,7 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
         DataInvalid: a file is missing, or is none of its kind.
     """
     path = Path(path)
-    files = (path, path.with_suffix(CERTIFICATE_SUFFIX), path.with_suffix(EVIDENCE_SUFFIX))
+    files = (path, path.with_suffix(certificates.CERTIFICATE_SUFFIX), path.with_suffix(certificates.EVIDENCE_SUFFIX))
     try:
         data, beside, evidence_data = (file.read_bytes() for file in files)
     except OSError as error:
@@ -118,7 +109,7 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
         checked.note("the model is not the one that was certified: a weight, a graph or its plan was changed")
     if stated["evidence"] != sha256(evidence_data):
         checked.note("the evidence is not the one that was certified")
-    keys = LedgerKeys.of(key, (own := described(evidence)).key_changes)
+    keys = LedgerKeys.of(key, (own := certificates.described(evidence)).key_changes)
     if bytes.fromhex(own.ledger_public_key) not in keys.every:
         checked.note("the replies are of a curator with another ledger's key", kind=Tampering.FORGED)
     for run in evidence.runs():
@@ -129,8 +120,8 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
     signed = signature_problems(certificate, _signing_client(checked), credentials, entries)
     checked.note(*signed, kind=Tampering.FORGED)
     if not checked.findings:
-        again = json.loads(certificate_of(evidence, model=bare, comparison=None))
-        checked.note(*disagreements(certificate, again))
+        again = json.loads(certificates.certificate_of(evidence, model=bare, comparison=None))
+        checked.note(*certificates.disagreements(certificate, again))
     return checked
 
 
@@ -217,7 +208,7 @@ def derive_by(
     settings = evidence.settings
     if settings["kind"] == GENERATOR:
         _generated(settings, answers, model).save(to)
-        return NOT_MEASURED
+        return certificates.NOT_MEASURED
     shape, hospital = tuple(collect(batches, most=1).images.shape[1:]), Hospital(Curator(answers))
     evidence.give((model.extractor, model.classifier), shape)
     contract = settings["contract"] and DataContract.from_bytes(bytes.fromhex(settings["contract"]))
@@ -227,13 +218,13 @@ def derive_by(
         reached = adapt(model, batches, hospital, **priced, **common, progress=False)
         reached.evidence = None
         reached.save(to)
-        return gain_of(reached.comparison)
+        return certificates.gain_of(reached.comparison)
     plan = planned(settings, method_kinds())
     adaptation = DomainAdaptation(
         model.extractor, model.classifier, hospital=hospital, plan=plan, source_epochs=0, **common
     ).fit(batches, progress=False)
     adaptation.save(to, summed_up=summed_up, certify=False)
-    return NOT_MEASURED
+    return certificates.NOT_MEASURED
 
 
 def _generated(settings: Mapping[str, Any], answers: Transport, extractor: Any) -> Generator:
@@ -271,6 +262,6 @@ def _distances(path: Path, again: Path, batches: Batches | None) -> Iterator[str
 
 def _elsewhere(checked: Checked) -> str:
     """What of the software is not as in the certificate, in words."""
-    theirs, here = checked.certificate["software"], software(str(checked.evidence.settings["device"]))
+    theirs, here = checked.certificate["software"], certificates.software(str(checked.evidence.settings["device"]))
     differing = [f"{name} {here[name]} ({theirs[name]} there)" for name in here if here[name] != theirs[name]]
     return f"; here is {', '.join(differing)}" if differing else "; software and processor are those of the certificate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.tools.pretrained import is_pretrained, network_of
 from dpswd.public_client.training.sites import Model
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
+from dpswd.shared.protocol.contract import DataContract
 
 _COMPARED = 8  # records by which a split is checked
 _DRAWN = 10_000  # rows of a generator
@@ -166,6 +168,16 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
         f"the source is a {type(source).__name__}; pass a loader of (records, labels), a pair of arrays, a data frame "
         "with label=..., or a generator"
     )
+
+
+def declared(contract: DataContract | None, source: Any, label: str | None, model: Any) -> DataContract | None:
+    """What a team declares, and where it names none the columns of its frame and the classes of its estimator."""
+    frame = source[0] if isinstance(source, (tuple, list)) and len(source) == 2 else source
+    named = [n for n in getattr(frame, "columns", ()) if n != label], list(getattr(model, "classes_", ()))
+    columns, classes = (tuple(map(str, ns)) if all(isinstance(n, str) for n in ns) else () for ns in named)
+    own = contract or DataContract()
+    more = replace(own, column_names=own.column_names or columns, class_names=own.class_names or classes)
+    return contract if more == own or more.broken_structure() else more
 
 
 def _values(records: Any, model: Any) -> np.ndarray[Any, Any]:

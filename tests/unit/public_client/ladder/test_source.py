@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,13 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from dpswd.public_client.ladder.whole_model import as_batches, split
+from dpswd.public_client.adaptation.hospital import Hospital
+from dpswd.public_client.ladder.adapt import adapt
+from dpswd.public_client.ladder.whole_model import as_batches, declared, split
 from dpswd.public_client.models.trees import as_module
+from dpswd.public_client.testing.mock import MockCurator, mock_description
 from dpswd.shared.core.errors import DataInvalid, InvalidValue
+from dpswd.shared.protocol.contract import DataContract
 
 X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -74,6 +80,22 @@ def test_a_frame_has_numbers_in_the_order_that_the_model_knows():
             as_batches(wrong, label="y", model=Fitted())
     with pytest.raises(DataInvalid, match="columns sex hold no numbers"):
         as_batches(frame(sex=np.array(["f", "m"])[Y]), label="y")
+
+
+def test_names_that_a_frame_and_an_estimator_know_are_held_to_the_hospital_s():
+    words = np.array(["well", "ill"])[Y]
+    model = LogisticRegression().fit(X, words)
+    theirs = DataContract(column_names=("a", "b", "c"), class_names=("well", "ill"))
+    described = mock_description(records=60, record_shape=(3,), epsilon=1.0, delta=1e-4, classes=2, contract=theirs)
+    curator = MockCurator(described, records=X, labels=Y)
+    with pytest.raises(DataInvalid, match=r"class_names differ: .* first 'ill' for 'well'"):
+        adapt(model, (X, words), Hospital(curator), progress=False)
+    with pytest.raises(DataInvalid, match=r"column_names differ: .* first 'c' for 'a'"):
+        adapt(LogisticRegression().fit(X, Y), frame("cab"), Hospital(curator), label="y", progress=False)
+    assert curator.describe().remaining == 1.0
+    assert declared(None, (X, Y), None, LogisticRegression().fit(X, Y)) is None
+    assert declared(None, frame(), "y", model) == replace(theirs, class_names=("ill", "well"))
+    assert declared(theirs, frame("cab"), "y", model) is theirs, "what the team states itself counts"
 
 
 def test_an_estimator_as_a_module_is_whole():
