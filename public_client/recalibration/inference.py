@@ -170,9 +170,8 @@ class Recalibration:
         part[:, 1:classes] = slope * self._basis
         if self._public.fall(mean, before=part) > left:
             return "head"
-        before = self._public.scores @ self._basis
-        about, added = before - before.mean(axis=0), slope * self._public.basis[:, 1:classes]
-        return "reversed" if 1.0 + np.sum(about * added) / np.square(about).sum() < _REVERSED else "slopes"
+        unit = self._public.unit  # scores are this times the basis
+        return "reversed" if unit + slope < _REVERSED * unit else "slopes"
 
     def _around(self, reference: Values, steps: Sequence[Released], wide: Values) -> _Fit:
         """Where the steps lead where moves are from a reference."""
