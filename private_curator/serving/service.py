@@ -184,11 +184,11 @@ class CuratorService:
             with self.turns.taken(caller) as received:
                 request = self._parsed(operation, self._received(requests, context, received))
                 said = said_by(request)
-                step = request.request_id if isinstance(request, pb.DrawStepRequest) else None
-                pace = contextlib.nullcontext() if step is None else self.pacer.paced()
-                with self.turns.alone(caller, step), pace:
+                step = isinstance(request, pb.DrawStepRequest)
+                pace = self.pacer.paced() if step else contextlib.nullcontext()
+                with self.turns.alone(caller, getattr(request, "request_id", "")), pace:
                     try:
-                        with self.turns.working(caller, step=step is not None):
+                        with self.turns.working(caller, step=step):
                             return _Ended(caller, said, reply=self._handled(operation, client, request))
                     except Exception as error:  # noqa: BLE001 - the boundary: nothing may pass it untranslated
                         return self._refused(error, operation, caller, said)

@@ -245,19 +245,19 @@ class Turns:
             del counter[client]
 
     @contextmanager
-    def alone(self, client: str, step: str | None) -> Iterator[None]:
-        """A request that draws a step is under way until its reply leaves.
+    def alone(self, client: str, step: str) -> Iterator[None]:
+        """A request that draws a step, or opens a run, is under way until its reply leaves.
 
         One that repeats it meanwhile must not find out, by being answered, when the reply was ready.
 
         Args:
             client: who asks.
-            step: the request's own id; None for any other request.
+            step: the request's own id; empty for any other request.
 
         Raises:
-            RequestInProgress: this very step is under way.
+            RequestInProgress: this very request is under way.
         """
-        if step is None:
+        if not step:
             yield
             return
         with self._changed:

@@ -40,9 +40,10 @@ _log = logging.getLogger(__name__)
 
 TRIAL_SHARE = 0.5  # of the time limit: a step on made records may take so much, and a busy machine twice as long
 MAX_REMEMBERED = 256  # kinds of steps
-_MOST_RECORDS = 4096  # of a step that reads all records: part of them is enough to know its time
+_FEWEST_RECORDS, _MOST_RECORDS = 256, 4096  # of a step that reads all records: part of them is enough to know its time
 _MOST_REPEATS = 8  # of each kind of records: the shortest is free of what else the machine was doing
 _REPEAT_FOR_S = 1.0  # in total; a step that takes longer is measured once with each kind, after one that loads it
+_PASS_FOR_S = 4.0  # at most about so long for each of these, where a step reads all records
 KINDS: Mapping[str, float | None] = {"random": None, "huge": 3e38, "not a number": math.nan}
 """Made records: the one value that they consist of, None for random ones. NaN reaches every operation behind it."""
 
@@ -69,10 +70,13 @@ class MadeRecords:
         return values.reshape(len(indices), *self.record_shape)
 
     @classmethod
-    def for_run(cls, run: AdmittedRun, *, value: float | None = None) -> tuple[MadeRecords, LabelArray | None, float]:
+    def for_run(
+        cls, run: AdmittedRun, *, value: float | None = None, share: float = 1.0
+    ) -> tuple[MadeRecords, LabelArray | None, float]:
         """Records, labels where the run reads some, and the factor from their time to that of a whole step."""
         data = run.facts.data
-        count = min(data.records, _MOST_RECORDS) if run.mechanism.whole else data.records
+        part = min(data.records, _MOST_RECORDS, max(_FEWEST_RECORDS, int(share * data.records)))
+        count = part if run.mechanism.whole else data.records
         labels = np.arange(count, dtype=np.int64) % data.classes if run.mechanism.needs_labels else None
         return cls(count, data.record_shape, value), labels, data.records / count
 
@@ -108,13 +112,14 @@ class ProcessorClock:
         return time.thread_time() + self._worker() - self._begun
 
 
-def _measured(once: Callable[[float | None], StepTime]) -> StepTime:
+def _measured(once: Callable[[float | None, float], StepTime]) -> StepTime:
     """Of each kind of records the shortest time, of those the longest."""
-    spent = once(None).wall_s  # includes loading the extractor, and counts only as time that was spent
+    spent = once(None, 0.0).wall_s  # includes loading the extractor, and counts only as time that was spent
+    share = _PASS_FOR_S / max(spent, _PASS_FOR_S)
     shortest = dict.fromkeys(KINDS, StepTime(math.inf, math.inf))
     for _ in range(_MOST_REPEATS):
         for kind, value in KINDS.items():
-            took = once(value)
+            took = once(value, share)
             shortest[kind] = StepTime(*map(min, shortest[kind], took))
             spent += took.wall_s
         if spent > _REPEAT_FOR_S:
@@ -129,12 +134,12 @@ class TrialTimes:
         self._times: OrderedDict[tuple[object, ...], StepTime] = OrderedDict()
         self._lock = threading.Lock()
 
-    def step_time(self, run: AdmittedRun, once: Callable[[float | None], StepTime]) -> StepTime:
+    def step_time(self, run: AdmittedRun, once: Callable[[float | None, float], StepTime]) -> StepTime:
         """The remembered time of such a step, or a new measurement.
 
         Args:
             run: checked.
-            once: computes one step on made records of this value and returns its time.
+            once: computes one step on made records of this value, this share of all, and returns its time.
         """
         key = run.work
         with self._lock:
@@ -191,8 +196,8 @@ class Trials:
         def sent() -> bytes:  # may be large, and is made where a time is not remembered
             return run.synthetic()
 
-        def once(value: float | None) -> StepTime:
-            records, labels, scale = MadeRecords.for_run(run, value=value)
+        def once(value: float | None, share: float) -> StepTime:
+            records, labels, scale = MadeRecords.for_run(run, value=value, share=share)
             if isinstance(run.mechanism, LinearMechanism):
                 scale /= self._pass_speedup
             lab = replace(self._pipeline.lab, records=records, labels=labels, reached=no_checkpoint)
@@ -212,10 +217,7 @@ class Trials:
         except LimitReached as error:
             text = f"declare steps that cannot be computed here, as made records show: {error}"
             raise invalid("parameters", text) from error
-        except (
-            WorkerFailed,
-            RuntimeError,
-        ) as error:  # torch's, of made records: shapes decided it, and nothing is spent
+        except (WorkerFailed, RuntimeError) as error:  # torch's, of made records: shapes decided it; nothing is spent
             kinds = [str(link["type"]) for link in error.chain] if isinstance(error, WorkerFailed) else [type(error)]
             _log.error("a trial on made records failed: %s", kinds)
             text = "declare steps that cannot be computed: made records failed here; adapt other parameters, and tell "
@@ -223,9 +225,6 @@ class Trials:
         # A sum over every record asks its worker for one block after the other: no evaluation is the whole of it.
         most = self._pass_seconds if run.mechanism.whole else TRIAL_SHARE * self._most_seconds
         if took.wall_s > most:
-            text = (
-                f"declare steps that take about {took.wall_s:.0f} seconds here; at most {most:g} are allowed: use a "
-                "smaller batch or extractor"
-            )
-            raise invalid("parameters", text)
+            text = f"declare steps that take about {took.wall_s:.0f} seconds here; at most {most:g} are allowed"
+            raise invalid("parameters", f"{text}: use a smaller batch or extractor")
         return took

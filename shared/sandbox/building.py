@@ -27,7 +27,7 @@ CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**28}
 gigabyte."""
 
 STEP_VALUES = 2**12
-"""Numbers that a part of a graph needs to be worth its own start: chunks of recurrent layers are larger than caches."""
+"""Numbers that a step of a graph needs to be worth its start: chunks of recurrent layers are larger than caches."""
 SCRATCH_VALUES = 2**27
 """Scratch numbers of one chunk of records, half a gigabyte."""
 
@@ -104,9 +104,8 @@ class ForwardPass:
             if not out.requires_grad:  # all that reaches it stands before a comparison
                 parts.append(out.new_zeros(len(chunk), sum(copy[0].numel() for copy in copies)))
                 continue
-            gradients = torch.autograd.grad(
-                out, copies, rows.detach().to(out), allow_unused=True, materialize_grads=True
-            )
+            rows = rows.detach().to(out)
+            gradients = torch.autograd.grad(out, copies, rows, allow_unused=True, materialize_grads=True)
             parts.append(torch.cat([gradient.reshape(len(chunk), -1) for gradient in gradients], dim=1))
         return torch.cat(parts)
 
@@ -233,10 +232,11 @@ class Extractor:
         return {name: shapes[name] for name in names}
 
     def default_chunk_size(self, declared: Mapping[str, Shape] | None = None) -> int:
-        """Records whose intermediate values, and own copies of the declared tensors, together fit the caches."""
+        """Records that fit the caches with their own copies of declared tensors, or are worth reading all weights."""
         cost = self.graph.cost
         caches = CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"])
-        fit = max(caches, min(STEP_VALUES * cost.steps, CACHED_VALUES)) // (cost.activations + _numbers(declared or {}))
+        fit = max(caches, min(max(STEP_VALUES * cost.steps, cost.parameters), CACHED_VALUES))
+        fit //= cost.activations + _numbers(declared or {})
         return max(1, min(fit, SCRATCH_VALUES // max(1, cost.workspace)))
 
     def _place(self, records: Tensor) -> Tensor:

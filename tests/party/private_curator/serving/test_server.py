@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import uuid
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -416,6 +417,34 @@ def test_a_repeat_does_not_tell_when_a_reply_was_ready(serve):
         client.send(pending)
     first.join(timeout=60)
     assert _number(client.send(pending)) == 1
+
+
+def test_a_run_whose_trial_takes_long_is_tried_and_charged_once(serve):
+    """A ResNet's trial outlasts a client's patience: a repeat learns that it is under way, and begins no second one."""
+    begun, go_on, tried = threading.Event(), threading.Event(), []
+    client = serve()
+    parameters, request = _parameters(client), str(uuid.uuid4())
+    trials = serve.running._service.trials
+    measured = trials.step_time
+
+    def slow(run, extractor):
+        tried.append(run)
+        begun.set()
+        assert go_on.wait(timeout=60)
+        return measured(run, extractor)
+
+    object.__setattr__(serve.running._service, "trials", SimpleNamespace(step_time=slow, work=trials.work))
+    opened = []
+    first = threading.Thread(target=lambda: opened.append(client.open_run(parameters, request_id=request)))
+    first.start()
+    assert begun.wait(timeout=60)
+    with pytest.raises(errors.RequestInProgress):
+        client.open_run(parameters, request_id=request)
+    assert client.open_run(parameters, validate_only=True).fits, "a price waits for nothing"
+    go_on.set()
+    first.join(timeout=60)
+    assert client.open_run(parameters, request_id=request).run_id == opened[0].run_id
+    assert len(tried) == 1
 
 
 def test_a_request_is_measured_before_it_is_parsed(serve):

@@ -79,7 +79,7 @@ def test_a_trial_reads_no_record_and_charges_nothing(make_hospital, module, kind
 def test_what_computes_side_by_side_divides_the_time_of_a_sum_over_every_record_and_of_nothing_else(
     make_hospital, module, monkeypatch
 ):
-    monkeypatch.setattr(TrialTimes, "step_time", lambda self, run, once: once(None))
+    monkeypatch.setattr(TrialTimes, "step_time", lambda self, run, once: once(None, 1.0))
     clock = itertools.count()  # every look at it is a second later
     monkeypatch.setattr(
         trial_run, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), thread_time=lambda: 0.0)
@@ -143,6 +143,23 @@ def test_a_step_that_reads_every_record_is_tried_on_some_of_them(make_hospital, 
     assert (made.count, len(labels), scale) == (4096, 4096, 100_000 / 4096)
     assert sorted(set(labels.tolist())) == [0, 1, 2, 3, 4]
     assert made.take(np.arange(7)).shape == (7, 6)
+    for share, count in ((0.0, 256), (0.01, 1000), (1.0, 4096)):
+        made, _, scale = MadeRecords.for_run(replace(admitted, facts=facts), share=share)
+        assert (made.count, scale) == (count, 100_000 / count)
+
+
+@pytest.mark.parametrize(("pass_s", "share"), [(0.5, 1.0), (40.0, 0.1), (4000.0, 0.001)])
+def test_a_pass_that_takes_long_is_tried_on_fewer_records(pass_s, share):
+    """Four passes of a ResNet over 3,000 images took longer than any client waits for a run to open."""
+    shares = []
+
+    def once(value, part):
+        shares.append(part)
+        return StepTime(pass_s, pass_s / 2)
+
+    assert trial_run._measured(once) == (pass_s, pass_s / 2)
+    assert shares[0] == 0.0
+    assert set(shares[1:]) == {share}
 
 
 def _declared(declared=None, *, batch_size=40, steps=3):
@@ -155,8 +172,8 @@ def _declared(declared=None, *, batch_size=40, steps=3):
 def test_each_kind_of_step_is_measured_once():
     trials, measured = TrialTimes(), []
 
-    def once(value):
-        measured.append(value)
+    def once(value, share):
+        measured.append((value, share))
         return StepTime(2.0, 1.0)
 
     times = 1 + len(trial_run.KINDS)
@@ -177,7 +194,7 @@ def test_a_trial_takes_what_the_slowest_records_need_on_a_quiet_machine():
     """Attack: a busy machine during the trial made the quantum arbitrary, 26 ms or 1,446 ms for one graph."""
     rng = np.random.default_rng(5)
 
-    def once(value):
+    def once(value, _share):
         needed = 0.03 if value is not None and np.isnan(value) else 0.02
         waited = rng.exponential(0.03) * (rng.random() < 0.6)  # others want the machine as well
         return StepTime(needed + waited, needed)
@@ -235,7 +252,7 @@ def test_a_trial_is_of_the_largest_request(make_hospital, module):
 def test_the_memory_of_trials_is_bounded():
     trials = TrialTimes()
     for batch in range(20, MAX_REMEMBERED + 70):
-        trials.step_time(_declared(batch_size=batch), lambda _: StepTime(2.0, 2.0))
+        trials.step_time(_declared(batch_size=batch), lambda *_: StepTime(2.0, 2.0))
     assert len(trials._times) == MAX_REMEMBERED
 
 
@@ -244,7 +261,7 @@ def test_a_remembered_trial_keeps_nothing_of_its_request():
     trials = TrialTimes()
 
     class Once:
-        def __call__(self, value):
+        def __call__(self, value, share):
             return StepTime(2.0, 2.0)
 
     once = Once()

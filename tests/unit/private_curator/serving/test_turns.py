@@ -146,7 +146,7 @@ def test_a_step_that_is_being_answered_is_not_answered_twice():
     with turns.alone("one", "a"):
         with pytest.raises(RequestInProgress), turns.alone("one", "a"):
             pass
-        with turns.alone("one", "b"), turns.alone("two", "a"), turns.alone("one", None), turns.alone("one", None):
+        with turns.alone("one", "b"), turns.alone("two", "a"), turns.alone("one", ""), turns.alone("one", ""):
             pass
     with turns.alone("one", "a"):
         pass

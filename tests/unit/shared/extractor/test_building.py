@@ -215,6 +215,10 @@ def test_chunks_fit_the_caches():
         sizes.append(Extractor(graph, weights).default_chunk_size())
     assert sizes[0] > 10_000
     assert sizes[1] == 1
+    heavy = trace(nn.Sequential(nn.Conv2d(512, 1024, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (512, 16, 16))
+    weights = {name: torch.zeros(shape) for name, shape in heavy.tensor_shapes.items()}
+    chunk = Extractor(heavy, weights).default_chunk_size()
+    assert 0.5 < chunk * heavy.cost.activations / heavy.cost.parameters <= 1.0, "a chunk's values weigh its weights up"
 
 
 def test_chunks_have_room_for_what_is_inside_of_an_operation():
