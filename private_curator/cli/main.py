@@ -59,11 +59,7 @@ def main() -> None:
 @main.command()
 @common.home_option
 @click.option(
-    "--records",
-    "file",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="File or folder of records; see `records inspect`.",
+    "--records", "file", required=True, type=click.Path(path_type=Path), help="File or folder; see `records inspect`."
 )
 @click.option("--epsilon", required=True, type=float, help="Budget of the data set for its whole life, for a person.")
 @click.option("--delta", required=True, type=float, help="Its delta; well below one over the number of records.")
@@ -100,6 +96,9 @@ def init(
     An epsilon above 10, or a delta of 1/n and more, has to be typed out.
     """
     chosen_records = reading(file, name=name or _asked_name(file), **chosen)
+    layout = open_source(chosen_records, home=home.path).layout
+    if layout.dtype.name == "uint8" and chosen_records.scale_from is None and chosen_records.value_range is None:
+        chosen_records = chosen_records.model_copy(update={"value_range": chosen_records.scale_to})
     groups: dict[str, dict[str, object]] = {
         "listen": parse_address(address),
         "compute": {"device": device},
@@ -120,7 +119,6 @@ def init(
         groups={name: fields for name, fields in groups.items() if any(fields.values())},
         agreed=agreed,
     )
-    layout = open_source(chosen_records, home=made.path).layout
     with made.open_ledger() as books:
         status = books.status()
         show(
@@ -131,6 +129,7 @@ def init(
                 "format": layout.format.value,
                 "record_shape": " x ".join(map(str, chosen_records.record_shape or layout.shape)) or "one value",
                 "type": layout.dtype.name,
+                "value_range": chosen_records.value_range and "{:g} to {:g}".format(*chosen_records.value_range),
                 "labels": layout.labels or None,
                 "served_from": "the file" if layout.mapped else "memory",
                 "epsilon": epsilon,

@@ -157,7 +157,7 @@ def require_contract(
                 "says that it serves bytes, declare the range of your source (contract.value_range)"
             )
     if wrong:
-        raise DataInvalid(f"{'; '.join(wrong)}. Bring the source to the hospital's scale. Nothing was spent")
+        raise DataInvalid(f"{'; '.join(wrong)}. Bring it to that scale; the model can normalise. Nothing was spent")
 
 
 _LOOKING = threading.RLock()

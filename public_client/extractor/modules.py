@@ -13,6 +13,7 @@ from torch import nn
 from dpswd.public_client.extractor import adapter_layers as adapters
 from dpswd.public_client.extractor import functions, sequence_layers, views, windows
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.owned import TRAIN_MODE
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
 from dpswd.public_client.extractor.wide_views import View
 from dpswd.shared.sandbox.graph import tensor_name
@@ -71,10 +72,7 @@ def _batch_norm(ranks: tuple[int, ...]) -> Lower:
                 "use track_running_stats=True, or nn.GroupNorm",
             )
         if layer.training:
-            raise Refused(
-                "train-mode batch norm mixes the records of a batch",
-                "call module.eval() so that its statistics are frozen, or use nn.GroupNorm",
-            )
+            raise Refused(*TRAIN_MODE)
         if x.shape is not None and len(x.shape) not in ranks:
             raise Refused(f"{type(layer).__name__} does not take records of shape {x.shape}", "check the input shape")
         return _layer("batch_norm")(builder, layer, path, x)
@@ -148,8 +146,7 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("Transformer", "TransformerDecoder", "TransformerDecoderLayer"), _ENCODER),
     "EmbeddingBag": "use nn.Embedding and .mean(dim=1)",
     "Conv3d": "use nn.Conv2d with the third dimension as channels",
-    "ConvTranspose1d": "an extractor only shrinks its input: use nn.Conv1d",
-    "ConvTranspose2d": "an extractor only shrinks its input: use nn.Conv2d",
+    **dict.fromkeys(("ConvTranspose1d", "ConvTranspose2d"), "an extractor only shrinks its input: use a convolution"),
     "Upsample": "an extractor only shrinks its input: leave upsampling out",
     "RReLU": "use nn.LeakyReLU: random slopes would differ between records",
     "LocalResponseNorm": "use nn.GroupNorm",
@@ -161,6 +158,11 @@ INSTEAD: dict[str, str] = {
 }
 """What to use in the place of well-known layers outside the vocabulary, by class name."""
 ELSE = "use a layer or function from the list in docs/ml-team/extractors.md"
+
+
+def is_normalize(layer: Any) -> bool:
+    """Whether a layer is torchvision's transform of that name, which cannot be traced and has no tensors."""
+    return type(layer).__name__ == "Normalize" and type(layer).__module__.startswith("torchvision.transforms")
 
 
 def lowered_type(layer: nn.Module) -> type[nn.Module] | None:
@@ -180,6 +182,8 @@ def lower_module(
             raise Refused(f"{name} is {parameter.dtype}; only float32 travels", "call module.float()")
     if windows.is_window_attention(layer):
         return _within_windows(builder, layer, path, *arguments, **options)
+    if is_normalize(layer):
+        return _normalize(builder, layer, *arguments, **options)
     kind = lowered_type(layer)
     if kind is None or hasattr(layer, "parametrizations"):
         raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
@@ -195,6 +199,16 @@ def lower_module(
     if len(arguments) != 1 or not isinstance(arguments[0], Traced):
         raise Refused(f"{type(layer).__name__} must be called with one tensor", "pass one tensor")
     return MODULES[kind](builder, layer, path, arguments[0])
+
+
+def _normalize(builder: Builder, layer: Any, x: Traced) -> Traced:
+    """(x - mean) / std, channel by channel."""
+    parts = []
+    for place in range(x.shape[0] if x.shape else 0):
+        mean, std = (float(of[place % len(of)]) for of in (layer.mean, layer.std))
+        part = builder.emit("slice", x, axis=0, begin=place, end=place + 1)
+        parts.append(builder.emit("scale_shift", part, gain=1.0 / std, shift=-mean / std))
+    return builder.emit("concat", *parts) if parts else UNKNOWN
 
 
 def _within_windows(builder: Builder, layer: Any, path: str, x: Any, mask: Any = None) -> Any:

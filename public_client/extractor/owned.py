@@ -11,6 +11,10 @@ from typing import Any
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
 from dpswd.public_client.extractor.unlowered import Held
 
+TRAIN_MODE = (
+    "train-mode batch norm mixes the records of a batch",
+    "call module.eval() so that its statistics are frozen, or use nn.GroupNorm",
+)
 _NAMES = "hold the weights as .weight and .bias of one module, as nn.Linear and nn.Conv2d do"
 
 
@@ -70,15 +74,8 @@ def convolution(dimensions: int) -> Any:
             raise Refused(f"padding={padding!r} of a function is not in the vocabulary", "give its size")
         out, inside, *kernel = weight.stored
         options = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        return builder.emit(
-            f"conv{dimensions}d",
-            input,
-            path=path,
-            in_channels=inside * groups,
-            out_channels=out,
-            bias=bias is not None,
-            **options,
-        )
+        sizes = {"in_channels": inside * groups, "out_channels": out, "bias": bias is not None}
+        return builder.emit(f"conv{dimensions}d", input, path=path, **sizes, **options)
 
     return lower
 
@@ -115,10 +112,7 @@ def batch_norm(
 ) -> Traced:
     """F.batch_norm with frozen statistics."""
     if training or running_mean is None or running_var is None:
-        raise Refused(
-            "train-mode batch norm mixes the records of a batch",
-            "call module.eval() so that its statistics are frozen, or use nn.GroupNorm",
-        )
+        raise Refused(*TRAIN_MODE)
     path = _owner(weight, bias, running_mean=running_mean, running_var=running_var)
     return builder.emit(
         "batch_norm", input, path=path, num_features=running_mean.stored[0], eps=eps, affine=weight is not None

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS, NAMED
 from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced, Truth
-from dpswd.public_client.extractor.modules import ELSE, lower_module, lowered_type
+from dpswd.public_client.extractor.modules import ELSE, is_normalize, lower_module, lowered_type
 from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
 from dpswd.public_client.extractor.views import concatenate, item, stack
@@ -106,7 +106,7 @@ def is_leaf(module: nn.Module) -> bool:
         return False
     if hasattr(module, "parametrizations") or type(module).__module__.startswith("torch."):
         return True
-    return lowered_type(module) is not None or is_window_attention(module)
+    return lowered_type(module) is not None or is_window_attention(module) or is_normalize(module)
 
 
 def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
@@ -220,13 +220,9 @@ class _Lowering:
                 self._values[node] = self._lower(node)
         if isinstance(output, Traced):
             return output
-        if isinstance(output, Unlowered):
-            own = output.refused("returning")
-            self.problems.append(Problem("", own.reason, own.instead))
-            return None
-        self.problems.append(
-            Problem("", f"forward returns {type(output).__name__}, not one tensor", "return one tensor (b, features)")
-        )
+        own = Refused(f"forward returns {type(output).__name__}, not one tensor", "return one tensor (b, features)")
+        own = output.refused("returning") if isinstance(output, Unlowered) else own
+        self.problems.append(Problem("", own.reason, own.instead))
         return None
 
     def graph(self, output: Traced) -> ExtractorGraph:
@@ -358,10 +354,8 @@ def _refuse_tied(module: nn.Module, graph: ExtractorGraph) -> None:
         for name in operation_of(node).parameters(node.attributes):
             tensor = module.get_parameter(tensor_name(node.path, name))
             if owners.setdefault(id(tensor), node.path) != node.path:
-                raise Refused(
-                    f"{node.path}.{name} is tied to a tensor of {owners[id(tensor)]}",
-                    "call the same layer twice, or untie them",
-                )
+                tied = f"{node.path}.{name} is tied to a tensor of {owners[id(tensor)]}"
+                raise Refused(tied, "call the same layer twice, or untie them")
 
 
 def _refuse_not_finite(module: nn.Module, graph: ExtractorGraph) -> None:

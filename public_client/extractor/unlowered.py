@@ -254,11 +254,8 @@ class Whole(Unlowered):
         numbers = self.numbers.flatten().tolist()
         lead = self.numbers.dim() == 2 and self.numbers.shape[0] == 1
         begin, end = (numbers[0], numbers[0] + len(numbers)) if numbers else (0, 0)
-        if (
-            (self.numbers.dim() != 1 and not lead)
-            or numbers != list(range(begin, end))
-            or not 0 <= begin < end <= table[0]
-        ):
+        consecutive = numbers == list(range(begin, end)) and 0 <= begin < end <= table[0]
+        if not consecutive or (self.numbers.dim() != 1 and not lead):
             raise Refused(
                 f"an embedding of the buffer {self.path!r}, which does not hold consecutive rows (n, n + 1, ...)",
                 "hold what it gives as an nn.Parameter of shape (positions, features), and add it",

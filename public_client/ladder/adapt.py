@@ -149,7 +149,7 @@ def adapt(
         head: path of the model's last linear layer, where it is not found.
         label: column of the labels, where the source is a data frame.
         contract: what the team declares of its source, compared with the hospital's before anything is charged; where
-            it names no columns or classes, those of a frame, and of an estimator that was fitted on words.
+            it names none, a frame's columns, and the classes of an estimator fitted on words or of a loader's folders.
         directory: keeps requests and answers; called again with it, what was charged is not charged again.
         device: "auto", "cpu" or "cuda".
         seed: of the client's random choices.
@@ -201,8 +201,8 @@ def adapt(
                 settings |= {"kind": evidence.METHOD, "plan": evidence.plan_text(paid), "epsilon": paid.epsilon}
             settings |= {"batch_size": getattr(source, "batch_size", None), "device": resolve_device(device).type}
             stated = None if contract is None else contract.to_bytes().hex()
-            settings |= {"contract": stated, "apart": evidence.by_processes()}
-            settings["seed"], parts = seed, (start.extractor, start.classifier)
+            settings |= {"contract": stated, "apart": evidence.by_processes(), "seed": seed}
+            parts = (start.extractor, start.classifier)
             reached.evidence = lambda: evidence.Evidence.of(parts, shape, settings, source_digest, recording.content())
             reached.credentials = own.curator.credentials
         return reached

@@ -219,10 +219,8 @@ def derive_by(
         reached.evidence = None
         reached.save(to)
         return certificates.gain_of(reached.comparison)
-    plan = planned(settings, method_kinds())
-    adaptation = DomainAdaptation(
-        model.extractor, model.classifier, hospital=hospital, plan=plan, source_epochs=0, **common
-    ).fit(batches, progress=False)
+    common |= {"hospital": hospital, "plan": planned(settings, method_kinds()), "source_epochs": 0}
+    adaptation = DomainAdaptation(model.extractor, model.classifier, **common).fit(batches, progress=False)
     adaptation.save(to, summed_up=summed_up, certify=False)
     return certificates.NOT_MEASURED
 

@@ -32,7 +32,7 @@ from dpswd.public_client.plans.declarable import Declarable, quoted
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.method import Method
 from dpswd.public_client.training.sites import Model
-from dpswd.shared.core.errors import DpswdError, InvalidValue, rounded
+from dpswd.shared.core.errors import DpswdError, ExtractorUnsupported, InvalidValue, rounded
 from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 
@@ -168,7 +168,7 @@ def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[
         model: the team's.
         classes: that it tells apart.
     """
-    asked, left_out = {}, {}
+    asked, left_out = dict[str, Rung](), dict[str, str]()
     for rung in RUNGS:
         try:
             rung.method.check_offered(facts)
@@ -179,10 +179,10 @@ def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[
             if rung.name in (GLANCE, LAYERS) and isinstance(model.classifier, nn.Identity):
                 raise InvalidValue("the model is no network with layers")
             declarable(rung.method, model, facts.record_shape)
+            asked[rung.name] = rung
         except DpswdError as error:
-            left_out[rung.name] = str(error)
-            continue
-        asked[rung.name] = rung
+            again = isinstance(error, ExtractorUnsupported) and "cannot travel" in left_out.get(GLANCE, "")
+            left_out[rung.name] = f"as {GLANCE}" if again else str(error)
     if LAYERS in asked and GLANCE not in asked:
         left_out[LAYERS] = left_out[GLANCE]
         del asked[LAYERS]

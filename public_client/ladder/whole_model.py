@@ -171,9 +171,11 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
 
 
 def declared(contract: DataContract | None, source: Any, label: str | None, model: Any) -> DataContract | None:
-    """What a team declares, and where it names none the columns of its frame and the classes of its estimator."""
+    """What a team declares; where it names none a frame's columns, and classes of the estimator or an image folder."""
     frame = source[0] if isinstance(source, (tuple, list)) and len(source) == 2 else source
-    named = [n for n in getattr(frame, "columns", ()) if n != label], list(getattr(model, "classes_", ()))
+    data = getattr(source, "dataset", None)  # of a loader, or of a part of it
+    classes = getattr(model, "classes_", getattr(getattr(data, "dataset", data), "classes", ()))
+    named = [n for n in getattr(frame, "columns", ()) if n != label], list(classes)
     columns, classes = (tuple(map(str, ns)) if all(isinstance(n, str) for n in ns) else () for ns in named)
     own = contract or DataContract()
     more = replace(own, column_names=own.column_names or columns, class_names=own.class_names or classes)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from dpswd.private_curator.cli.common import EXIT_CODES
 from dpswd.private_curator.cli.main import main
+from dpswd.private_curator.settings import tree as settings
 from dpswd.private_curator.storage.home_directory import HomeDirectory
 from dpswd.private_curator.storage.incidents import IncidentBook
 from dpswd.public_client.curator.identity import make_identity
@@ -68,6 +69,21 @@ def test_init_declares_the_range_and_preflight_minds_where_there_is_none(bare, t
     text = other.run("preflight")
     assert "  mind   data contract" in text
     assert text.splitlines()[-1] == "14 of 15 checks are well, 1 to mind: this curator can serve"
+
+
+@pytest.mark.parametrize(
+    ("options", "declared"),
+    [((), (0.0, 1.0)), (("--scale-to", -1, 1), (-1.0, 1.0)), (("--value-range", "0,0.5"), (0.0, 0.5)),
+     (("--scale-from", 0, 100), None)],
+)  # fmt: skip
+def test_init_declares_what_bytes_are_mapped_to(bare, options, declared):
+    """Else a team whose transform normalises for another network is charged before anybody notices."""
+    np.save(bare.directory / "records.npy", np.random.default_rng(0).integers(0, 128, (60, 4), dtype=np.uint8))
+    text = bare.init(*options)
+    assert settings.load(bare.home.path).records.value_range == declared
+    assert declared is None or re.search("value range +{:g} to {:g}".format(*declared), text)
+    (row,) = (row for row in bare.json("preflight") if row["check"] == "data contract")
+    assert row["mind"] == (declared is None)
 
 
 def test_init_tells_whose_labels_have_no_classes(bare):

@@ -210,6 +210,22 @@ def test_records_of_another_shape_are_refused_before_a_charge(trained):
         plan_ladder(trained, made_images(64, 1), hospital, epsilon=1.0)
 
 
+def test_what_cannot_travel_is_listed_once(trained):
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x if float(x.mean()) > 0 else -x
+
+    source = made_images(64, 1)
+    with (
+        LocalHospital(source[0].numpy(), epsilon=1.0, delta=1e-5) as here,
+        here.connect() as hospital,
+        pytest.raises(InvalidValue, match="tracing failed") as refused,
+    ):
+        plan_ladder(nn.Sequential(Branches(), trained), source, hospital, epsilon=1.0)
+    assert str(refused.value).count("tracing failed") == 1
+    assert "views: as glance" in str(refused.value)
+
+
 @pytest.mark.parametrize("value_range", [None, (0.0, 1.0)])
 def test_images_of_bytes_as_floats_are_refused_before_a_charge(trained, value_range):
     """A whole epsilon went to such a source, and 2194.8% of the variance was unexplained."""

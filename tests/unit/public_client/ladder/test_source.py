@@ -10,6 +10,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.ladder.adapt import adapt
@@ -96,6 +97,11 @@ def test_names_that_a_frame_and_an_estimator_know_are_held_to_the_hospital_s():
     assert declared(None, (X, Y), None, LogisticRegression().fit(X, Y)) is None
     assert declared(None, frame(), "y", model) == replace(theirs, class_names=("ill", "well"))
     assert declared(theirs, frame("cab"), "y", model) is theirs, "what the team states itself counts"
+    folder = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    folder.classes = ["ill", "well"]  # as torchvision's ImageFolder has them, from its folders' names
+    for data in (folder, Subset(folder, range(30))):
+        assert declared(None, DataLoader(data), None, nn.Linear(3, 2)).class_names == ("ill", "well")
+    assert declared(None, frame(), "y", nn.Linear(3, 2)).class_names == ()
 
 
 def test_an_estimator_as_a_module_is_whole():

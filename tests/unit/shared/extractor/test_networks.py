@@ -47,6 +47,32 @@ def made(name):
     return module, records
 
 
+class Normalize(nn.Module):
+    """As torchvision's transform of this name: lists, no tensors, and a forward that asks what it is given."""
+
+    def __init__(self, mean, std):
+        super().__init__()
+        self.mean, self.std = mean, std
+
+    def forward(self, x):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"img should be Tensor Image. Got {type(x)}")
+        mean, std = (torch.as_tensor(of).view(-1, 1, 1) for of in (self.mean, self.std))
+        return x.clone().sub_(mean).div_(std)
+
+
+@pytest.mark.parametrize(("mean", "std"), [([0.485, 0.456, 0.406], (0.229, 0.224, 0.225)), ([0.5], [0.5])])
+def test_a_transform_that_normalises_may_stand_in_front(monkeypatch, mean, std):
+    """A team takes its normalisation out of the loader, where the hospital's pixels are from 0 to 1."""
+    module = nn.Sequential(Normalize(mean, std), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert "img should be Tensor Image" in str(validate(module, (3, 8, 8))[0]), "of a module that is not known"
+    monkeypatch.setattr(Normalize, "__module__", "torchvision.transforms.transforms")
+    graph, records = trace(module, (3, 8, 8)), torch.rand(5, 3, 8, 8)
+    extractor = Extractor(graph, module_weights(module, graph))
+    torch.testing.assert_close(extractor.features(records), module(records))
+    check_row_independence(extractor)
+
+
 @pytest.mark.parametrize("name", [*IMAGES, *TEXTS])
 def test_a_network_travels_computes_and_learns_the_same(name):
     module, records = made(name)
