@@ -319,11 +319,11 @@ class _Climb:
 
     def _seen(self, site: Site) -> tuple[str, str, set[str]]:
         """Outcome of a glance, words for it, and what it makes needless."""
-        run = site.run_of(LayersRun)
-        talk = run.conversation
+        talk = (run := site.run_of(LayersRun)).conversation
         assert talk is not None, "the method has fitted"
         assert talk.verdict is not None, "a glance asks for it"
-        plain = words.of_glance(talk.verdict, channels=run.probed.probes[0].place.channels)
+        images, channels = len(run.plan.record_shape) == 3, run.probed.probes[0].place.channels
+        plain = words.of_glance(talk.verdict, channels=channels, images=images)
         if talk.verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()

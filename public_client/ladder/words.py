@@ -17,12 +17,13 @@ UNEXPLAINED = (
 )
 
 
-def of_glance(verdict: Verdict, *, channels: int) -> str:
+def of_glance(verdict: Verdict, *, channels: int, images: bool) -> str:
     """What a first look at all layers says.
 
     Args:
         verdict: of the release.
         channels: of the first layer.
+        images: whether records are.
     """
     if verdict.outcome == AS_IT_IS:
         return "its layers see what they saw of your source, as far as so small a release can tell"
@@ -40,12 +41,11 @@ def of_glance(verdict: Verdict, *, channels: int) -> str:
         return f"its classes are not as frequent as in your source ({'; '.join(shares)})"
     if verdict.columns is not None:
         return f"its columns lie elsewhere or have other units ({verdict.columns}), and classes may be rarer there"
-    means, deviations = verdict.move[:channels], verdict.move[channels : 2 * channels]
-    varied = float(deviations.mean())
-    if varied > LEAST_SAID:
-        return "its inputs look noisier, or of more contrast, there"
-    if varied < -LEAST_SAID:
-        return "its inputs look paler, or blurred, there"
+    means, varied = verdict.move[:channels], float(verdict.move[channels : 2 * channels].mean())
+    look = ("look noisier, or of more contrast,", "look paler, or blurred,", "look brighter or darker")
+    look = look if images else ("vary more", "vary less", "lie higher or lower")
+    if abs(varied) > LEAST_SAID:
+        return f"its inputs {look[varied < 0.0]} there"
     if float(np.sqrt(np.mean(means**2))) > LEAST_SAID:
-        return "its inputs look brighter or darker there"
+        return f"its inputs {look[2]} there"
     return "its deeper layers see something else there than in your source"

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,13 +36,10 @@ STILL: Mapping[str, float] = MappingProxyType({"biases": 0.25, "slopes": 0.5, "h
 EXPLAINED = 0.3
 """Of log-odds, and half of that of their change: how far other class shares may be due to what the records show, so
 that the model knows of them already. At the sites by which settings were chosen it was 0.25 to 0.75."""
-NEAR = 0.5
-"""Root mean square change of log-odds within which all gradients count, each linear around where it was taken."""
 CURVED = 0.15
 """Of what a gradient is expected to change by, over a change of 1 of log-odds: how far that may be wrong."""
-_WRONG = 0.3  # the same, at most
-_LONGEST = 1.0  # the same, of one step
-_ITERATIONS = 20
+_WRONG, _LONGEST = 0.3, 1.0  # the same, at most; the longest way of one step
+_ITERATIONS, _PLACES = 20, 21
 _REVERSED = -0.2  # of what scores are multiplied with: nearer to 0 they tell next to nothing
 _ENOUGH, _UNEXPLAINED = 1e-3, 0.2  # of log-odds; of a gain
 _Rows = tuple[Values, Values, Values]
@@ -102,14 +100,11 @@ class Recalibration:
         self._kinds = _kinds(classes - 1, d, slopes=slopes)
         self._along, self._sizes = np.hstack(list(self._kinds.values())), [of.shape[1] for of in self._kinds.values()]
         self._softened = public.softened(d)
-        self._grid = list(itertools.product(*(WIDTHS[kind] for kind in self._kinds)))  # first of all nothing
         spread = math.sqrt(2.0) * public.unit * softness(public.unit)
         units = np.array([spread if kind == "slopes" else 1.0 for kind in self._kinds])
-        self._widths = torch.from_numpy(math.sqrt(0.5) * units * np.array(self._grid))
-        each = [
-            [STILL[kind] if width == 0.0 else (1.0 - STILL[kind]) / (len(WIDTHS[kind]) - 1) for width in WIDTHS[kind]]
-            for kind in self._kinds
-        ]
+        grid = list(itertools.product(*(WIDTHS[kind] for kind in self._kinds)))  # first of all nothing
+        self._widths = torch.from_numpy(math.sqrt(0.5) * units * np.array(grid))
+        each = [[STILL[k], *[(1.0 - STILL[k]) / (len(WIDTHS[k]) - 1)] * (len(WIDTHS[k]) - 1)] for k in self._kinds]
         self._beforehand = np.array([math.prod(own) for own in itertools.product(*each)])
         self._cached: dict[int, Expected] = {}
 
@@ -117,7 +112,8 @@ class Recalibration:
         """What the steps together say.
 
         A model that is too sure of all is far from what is true, and no width of a prior around it says so. Moves
-        from its softened scores are a second explanation: that by which less should be lost is taken.
+        from its softened scores are a second explanation, as likely beforehand; the mean is between both, where the
+        log-loss is expected to be least.
 
         Args:
             steps: in their order; at least one.
@@ -127,24 +123,34 @@ class Recalibration:
         beforehand, other = math.log(self._beforehand[0]), float(special.logsumexp(fit.logs[1:]))
         evidence = other - math.log1p(-math.exp(beforehand)) - (float(fit.logs[0]) - beforehand)
         nearer = self._secant(steps)
+        if nearer is not None:
+            fit = fit._replace(mean=nearer)
+        mean, gain, apart = fit.mean, self._public.fall(fit.mean), 0.0
         if self._softened.any():
             soft = self._around(self._softened, steps, wide)
-            gain, cost = self._public.fall(soft.mean), self._public.fall(none, before=soft.mean)
-            more = self._all(steps, wide, soft) - self._all(steps, wide, fit) + math.log(gain / cost)
-            if more > 0.0:
-                fit, evidence, nearer = soft, more, None
-        if nearer is not None:
-            fit = replace(fit, mean=nearer)
+            more = float(special.logsumexp(soft.logs) - special.logsumexp(fit.logs))
+            mean, gain, apart = self._between(fit.mean, soft.mean, float(special.expit(more)))
+            fit, evidence = (soft if more > 0.0 else fit), max(evidence, more)
         weights = special.softmax(fit.logs)
         # Of the curvature on the way there, too: a large move is not seen from its end.
-        bent = _mean([wide @ self._public.curvature(self._public.at(place)) @ wide.T for place in (none, fit.mean)])
-        slope = bent @ self._flat(fit.mean)
+        bent = _mean([wide @ self._public.curvature(self._public.at(place)) @ wide.T for place in (none, mean)])
+        slope = bent @ self._flat(mean)
         direction = fit.law.widths * torch.from_numpy(self._along.T @ slope)  # (widths, q)
         within = torch.linalg.solve_triangular(fit.law.root, direction[..., None], upper=False)[..., 0]
         means = slope @ self._along @ fit.law.mean.numpy().T
         between = means - means @ weights
-        deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()))
-        return Posterior(fit.mean, self._moved(fit.mean), evidence, self._public.fall(fit.mean), deviation)
+        deviation = math.sqrt(weights @ (between**2 + within.square().sum(dim=1).numpy()) + apart**2)
+        return Posterior(mean, self._moved(mean), evidence, gain, deviation)
+
+    def _between(self, one: Values, other: Values, likely: float) -> tuple[Values, float, float]:
+        """Where most is expected to be gained between two corrections, the second this likely; gain, deviation."""
+        chances, found = np.array([1.0 - likely, likely]), []
+        for share in np.linspace(0.0, 1.0, _PLACES):
+            place = one + share * (other - one)
+            gains = [self._public.fall(true) - self._public.fall(true, before=place) for true in (one, other)]
+            found.append((float(chances @ gains), abs(gains[1] - gains[0]), place))
+        gain, apart, place = max(found, key=lambda each: each[0])
+        return place, gain, apart * math.sqrt(likely * (1.0 - likely))
 
     def _secant(self, steps: Sequence[Released]) -> Values | None:
         """Where the log-loss falls no further between the closest two steps, where some step went far beyond.
@@ -178,49 +184,46 @@ class Recalibration:
         other, last = self._softened - reference, steps[-1].at
         now = last if self._public.size(last - reference) <= self._public.size(last - other) else reference
         for iteration in range(_ITERATIONS):
-            far = [self._public.size(step.at - now) for step in steps]
-            near = [step for step, size in zip(steps, far, strict=True) if size <= max(NEAR, min(far))]
-            own = [self._straight(step, wide, now) for step in near]
-            pull, target, noise = (_mean(each) for each in zip(*own, strict=True))
-            noise += steps[0].deviations[1] ** 2 / len(near) * np.eye(len(noise))
-            said = [self._counted(steps, now), (pull, target, noise)]
-            white = np.vstack([np.linalg.solve(np.linalg.cholesky(one[2]), np.column_stack(one[:2])) for one in said])
-            rows, values = white[:, :-1], white[:, -1]
-            both = torch.from_numpy(np.column_stack([rows @ self._along, values - rows @ self._flat(reference)]))
-            law = LinearModel(both[:, :-1], both[:, -1], self._sizes).under(self._widths)
-            logs = law.log_evidence.numpy() + np.log(self._beforehand)
+            said = [self._counted(steps, now), *self._told(steps, wide, now)]
+            law, logs = self._under(said, reference)
             mean = reference + self._unflat(self._along @ law.mean.numpy().T @ special.softmax(logs))
             size = self._public.size(mean - now)
             # How far a gradient is straight follows from where this ends: half steps keep it from going to and fro.
             now = now + (mean - now) * min(1.0 if iteration < 2 else 0.5, _LONGEST / max(size, _ENOUGH))
             if size < _ENOUGH:
                 break
-        return _Fit(now, law, logs, 0.5 * float(np.square(values - rows @ self._flat(now)).sum()))
+        return _Fit(now, law, logs)
 
-    def _straight(self, step: Released, wide: Values, now: Values) -> _Rows:
-        """Rows and values of what a gradient says of the parameters, linear around where it was taken, and noise.
+    def _told(self, steps: Sequence[Released], wide: Values, now: Values) -> Iterator[_Rows]:
+        """Rows and values of what each gradient says of the parameters, linear around `now`, and the noise.
 
-        That is sampling noise, and how far such a line may be wrong at `now`; the DP noise comes on top.
+        That is DP and sampling noise (all steps are of the same records, so their mean has as much of it as each), and
+        how far what is expected at `now` may be wrong of a gradient that was taken elsewhere.
         """
-        expected, at = self._expected(step), self._flat(step.at)
-        pull = self._records * wide @ expected.pull @ wide.T
-        wrong = CURVED * self._public.size(step.at - now) * pull @ (self._flat(now) - at)
-        noise = self._records * wide @ expected.noise @ wide.T + np.outer(wrong, wrong)
-        return pull, self._flat(step.gradient) + pull @ at, noise
-
-    def _all(self, steps: Sequence[Released], wide: Values, fit: _Fit) -> float:
-        """The logarithm of the marginal likelihood of all steps, far ones too, whose gradients are not linear."""
-        left, n = fit.left - _cost(*self._counted(steps, fit.mean), self._flat(fit.mean)), self._records
+        n, own, start = self._records, self._flat(now), _mean([self._flat(step.at) for step in steps])
+        weights, scale = _mean([self._expected(step).weights for step in steps]), np.tile(self._scale, len(now) - 1)
+        there = self._public.at(self._unflat(start + wide.T @ (own - start)))
+        pull = n * wide @ (scale[:, None] * self._public.curvature(there, weights)) @ wide.T
         for step in steps:
             expected, at = self._expected(step), self._flat(step.at)
-            true = self._unflat(at + wide.T @ (self._flat(fit.mean) - at))
-            away = expected.weights[:, None] * (self._public.at(true) - self._public.at(step.at))
-            mean = n * wide @ self._flat(away.T @ (self._public.basis * self._scale) / len(away))
-            wrong = min(_WRONG, CURVED * self._public.size(step.at - fit.mean)) * mean
-            noise = n * wide @ expected.noise @ wide.T + np.outer(wrong, wrong)
+            away = self._public.at(self._unflat(at + wide.T @ (own - at))) - self._public.at(step.at)
+            mean = (expected.weights[:, None] * away).T @ (self._public.basis * self._scale) / len(away)
+            value = n * wide @ self._flat(mean)
+            wrong = min(_WRONG, CURVED * self._public.size(step.at - now)) * value
+            noise = len(steps) * n * wide @ expected.noise @ wide.T + np.outer(wrong, wrong)
             noise += step.deviations[1] ** 2 * np.eye(len(noise))
-            left -= _cost(np.zeros_like(noise), self._flat(step.gradient) - mean, noise, mean)
-        return float(special.logsumexp(fit.logs)) + left
+            yield pull, self._flat(step.gradient) - value + pull @ own, noise
+
+    def _under(self, said: Sequence[_Rows], reference: Values) -> tuple[Normal, Values]:
+        """The law of moves from a reference under each of the prior's widths, and the widths' log-probabilities."""
+        roots = [np.linalg.cholesky(noise) for _, _, noise in said]
+        white = [np.linalg.solve(of, np.column_stack(one[:2])) for of, one in zip(roots, said, strict=True)]
+        rows, values = np.vstack(white)[:, :-1], np.vstack(white)[:, -1]
+        both = torch.from_numpy(np.column_stack([rows @ self._along, values - rows @ self._flat(reference)]))
+        widths = self._widths if reference.any() else self._widths / softness(self._public.unit)  # as its scores are
+        law = LinearModel(both[:, :-1], both[:, -1], self._sizes).under(widths)
+        volume = sum(float(np.log(np.diagonal(of)).sum()) for of in roots)
+        return law, law.log_evidence.numpy() + np.log(self._beforehand) - volume
 
     def _counted(self, steps: Sequence[Released], now: Values) -> tuple[Values, Values, Values]:
         """Rows of the counts: shares are the source's with the biases' odds, up to what records explain."""
@@ -232,14 +235,9 @@ class Recalibration:
         shares /= shares.sum()
         spread = self._basis.T @ (np.diag(shares) - np.outer(shares, shares)) @ self._basis
         missing = self._basis.T @ (_mean([step.counts for step in steps]) / n - shares)
-        rows = np.zeros((others, others * d))
-        rows[:, ::d] = spread
-        others_moved = np.zeros_like(now)
-        others_moved[:, 0] = now[:, 0]
-        width = EXPLAINED * (1.0 + 0.5 * self._public.size(others_moved))
-        explained = 0.5 * width**2 * spread @ spread
-        noise = deviation**2 * np.eye(others) + spread / n + explained
-        return rows, missing + spread @ (self._basis.T @ now[:, 0]), noise
+        width = EXPLAINED * (1.0 + 0.5 * self._public.size(np.pad(now[:, :1], ((0, 0), (0, d - 1)))))
+        noise = deviation**2 * np.eye(others) + spread / n + 0.5 * width**2 * spread @ spread
+        return np.kron(spread, np.eye(1, d)), missing + spread @ (self._basis.T @ now[:, 0]), noise
 
     def _expected(self, step: Released) -> Expected:
         if id(step) not in self._cached:
@@ -260,14 +258,12 @@ class Recalibration:
         return np.asarray(self._basis @ parameters.reshape(self._basis.shape[1], -1))
 
 
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    """A mean (C, d), the law under each of the prior's widths, their joint log-probabilities, and half chi2."""
+class _Fit(NamedTuple):
+    """A mean (C, d), the law under each of the prior's widths, and their joint log-probabilities."""
 
     mean: Values
     law: Normal
     logs: Values
-    left: float
 
 
 def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
@@ -284,13 +280,6 @@ def _kinds(others: int, columns: int, *, slopes: bool) -> dict[str, Values]:
     if head.any():
         kinds["head"] = unit[:, head.reshape(-1) > 0.0]
     return kinds
-
-
-def _cost(rows: Values, values: Values, noise: Values, true: Values) -> float:
-    """Nats of rows under their noise where the parameters are true."""
-    root = np.linalg.cholesky(noise)
-    apart = np.linalg.solve(root, values - rows @ true)
-    return float(0.5 * np.square(apart).sum() + np.log(np.diagonal(root)).sum())
 
 
 def _mean(each: Sequence[Values]) -> Values:

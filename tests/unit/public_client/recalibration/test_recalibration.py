@@ -118,6 +118,35 @@ def test_a_model_that_is_too_sure_of_all_is_softened_and_one_that_is_right_stays
     assert harm < 0.02
 
 
+@pytest.mark.parametrize("moved", [{"bias": 4.0, "head": 3.0}, {"slope": -3.0, "head": 2.0}], ids=str)
+def test_a_steep_model_whose_boundaries_moved_is_put_right_by_all_steps_together(moved):
+    """Diamonds of another colour: a release was taken for a model too sure of all, and its log-loss rose by 0.17."""
+    truth = planted(4, **moved)
+    posterior, _ = run(4, 5000, truth, seed=20, sure=8.0)
+    verdict, whole = Verdict.of(posterior), fall(4, truth, truth, sure=8.0)
+    gained = fall(4, truth, verdict.share * posterior.mean, sure=8.0)
+    assert gained > 0.8 * whole
+    assert verdict.low < gained
+    assert verdict.gain < 1.25 * whole, "no more is expected than there is"
+
+
+def test_between_two_explanations_lies_what_is_expected_to_lose_least():
+    outputs, labels = world(3, 2000, 77, sure=8.0)
+    basis = np.concatenate([np.ones((2000, 1)), outputs[:, :-3]], axis=1)
+    source = Public(outputs[:, -3:], basis, np.bincount(labels, minlength=3) / 2000)
+    likelihood = Recalibration(source, scale=np.ones(basis.shape[1]), slopes=True, records=2000)
+    one, other = planted(3), planted(3, slope=-8.0)
+    for likely, end in ((0.0, one), (1.0, other)):
+        place, gain, deviation = likelihood._between(one, other, likely)
+        np.testing.assert_array_equal(place, end)
+        assert (gain, deviation) == (pytest.approx(source.fall(end)), 0.0)
+    place, gain, deviation = likelihood._between(one, other, 0.5)
+    expected = [0.5 * (source.fall(of) - source.fall(of, before=place)) for of in (one, other)]
+    assert gain == pytest.approx(sum(expected))
+    assert gain > max(0.5 * (source.fall(other) - source.fall(one, before=other)), 0.0)
+    assert deviation > 0.0
+
+
 def test_classes_in_another_order_than_the_models_are_named():
     verdict = Verdict.of(run(2, 5000, planted(2, slope=-2.4))[0])
     assert verdict.moved == "reversed"
