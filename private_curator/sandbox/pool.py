@@ -225,14 +225,10 @@ class _WorkerSession:
         if adapted is not None:
             arena.array(self._slots[1])[...] = adapted
         message = {
-            "op": "begin",
-            "key": self._source.key,
-            "names": names,
-            "differentiable": differentiable,
-            "records": self._slots[0],
-            "adapted": None if adapted is None else self._slots[1],
+            "op": "begin", "key": self._source.key, "names": names, "differentiable": differentiable,
+            "records": self._slots[0], "adapted": None if adapted is None else self._slots[1],
             "features": self._slots[2],
-        }
+        }  # fmt: skip
         files = () if pooled.attached else (arena.descriptor,)
         pooled.worker.ask(message, files, deadline=self._deadline(), meanwhile=meanwhile)
         pooled.attached, self._arena = True, arena if names and differentiable else None

@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class WorkerProcess:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._confinement: Confinement | None = None
+        self._speaking = threading.RLock()  # the channel is closed when nobody uses it
         self.loaded: dict[str, None] = {}  # keys of the extractors that it holds, the least recently used first
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lifeline, self._lifeline = os.pipe()
@@ -103,15 +105,9 @@ class WorkerProcess:
         environment |= _keep_memory(settings.memory_bytes)
         try:
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                settings.program,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                cwd="/",
-                env=environment,
-                pass_fds=(theirs.fileno(), lifeline),
-                start_new_session=True,
-            )
+                settings.program, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/",
+                env=environment, pass_fds=(theirs.fileno(), lifeline), start_new_session=True,
+            )  # fmt: skip
             wishes = {name: getattr(settings, name) for name in ("device", "threads", "memory_bytes")}
             wishes |= {"channel": theirs.fileno(), "lifeline": lifeline}
             assert self.process.stdin is not None
@@ -141,8 +137,9 @@ class WorkerProcess:
         if self._confinement is None:
             assert self.process.stderr is not None
             try:
-                self.channel.settimeout(_START_S)
-                message, _ = receive(self.channel)
+                with self._speaking:
+                    self.channel.settimeout(_START_S)
+                    message, _ = receive(self.channel)
             except (ChannelClosed, OSError) as error:
                 if self._lifeline < 0:
                     raise self._stopped("closed") from None
@@ -218,7 +215,8 @@ class WorkerProcess:
     def _ended_by_failures(self) -> Iterator[None]:
         """Ends a worker that does not speak in time, or not at all."""
         try:
-            yield
+            with self._speaking:
+                yield
         except (ChannelClosed, OSError) as error:  # another thread may have closed it, and the channel with it
             cause = "time" if isinstance(error, TimeoutError) else "closed" if self._lifeline < 0 else "ended"
             self.kill()
@@ -229,7 +227,10 @@ class WorkerProcess:
 
     def _let_go(self) -> None:
         lifeline, self._lifeline = self._lifeline, -1
-        self.channel.close()
+        with contextlib.suppress(OSError):  # of one that is closed
+            self.channel.shutdown(socket.SHUT_RDWR)  # whoever reads wakes; its number may be another file's once closed
+        with self._speaking:
+            self.channel.close()
         if lifeline >= 0:
             os.close(lifeline)
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _WORDS = {
     "UNAVAILABLE": "the curator does not run, its TCP port cannot be reached, or the TLS handshake was refused "
     "(client.crt expired, or another authority's): `dpswd-client describe` looks for the cause",
-    "DEADLINE_EXCEEDED": "the curator did not answer in time: `dpswd-client describe` looks for the cause",
+    "DEADLINE_EXCEEDED": "the curator did not answer in time, or is busy: `dpswd-client describe` looks for the cause",
 }
 _RETRYABLE = (errors.CuratorUnavailable, errors.RequestInProgress)
 

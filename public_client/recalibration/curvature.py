@@ -87,13 +87,11 @@ class Expected:
         weights: (m,) by which the clip shortens each public record's scaled basis.
         square: (d, d) mean of half a record's weight times u u^T, what the curvature's block sums.
         noise: (p, p) covariance of a record's gradient.
-        pull: (p, p) by how much the mean gradient changes with the parameters.
     """
 
     weights: Values
     square: Values
     noise: Values
-    pull: Values
 
     @classmethod
     def of(cls, public: Public, correction: Values, scale: Values) -> Expected:
@@ -107,8 +105,7 @@ class Expected:
         each = np.square(weights) * 0.5 * (1.0 - np.square(chance).sum(axis=1))
         wide = np.tile(scale, chance.shape[1] - 1)
         noise = np.outer(wide, wide) * public.curvature(chance, np.square(weights))
-        pull = wide[:, None] * public.curvature(chance, weights)
-        return cls(weights, (scaled * each[:, None]).T @ scaled / len(scaled), noise, pull)
+        return cls(weights, (scaled * each[:, None]).T @ scaled / len(scaled), noise)
 
 
 def softness(unit: float) -> float:

@@ -144,12 +144,12 @@ class Recalibration:
 
     def _between(self, one: Values, other: Values, likely: float) -> tuple[Values, float, float]:
         """Where most is expected to be gained between two corrections, the second this likely; gain, deviation."""
-        chances, found = np.array([1.0 - likely, likely]), []
+        chances, places = np.array([1.0 - likely, likely]), []
         for share in np.linspace(0.0, 1.0, _PLACES):
             place = one + share * (other - one)
             gains = [self._public.fall(true) - self._public.fall(true, before=place) for true in (one, other)]
-            found.append((float(chances @ gains), abs(gains[1] - gains[0]), place))
-        gain, apart, place = max(found, key=lambda each: each[0])
+            places.append((float(chances @ gains), abs(gains[1] - gains[0]), place))
+        gain, apart, place = max(places, key=lambda each: each[0])
         return place, gain, apart * math.sqrt(likely * (1.0 - likely))
 
     def _secant(self, steps: Sequence[Released]) -> Values | None:
@@ -184,7 +184,7 @@ class Recalibration:
         other, last = self._softened - reference, steps[-1].at
         now = last if self._public.size(last - reference) <= self._public.size(last - other) else reference
         for iteration in range(_ITERATIONS):
-            said = [self._counted(steps, now), *self._told(steps, wide, now)]
+            said = [self._counted(steps, now), *self._linear(steps, wide, now)]
             law, logs = self._under(said, reference)
             mean = reference + self._unflat(self._along @ law.mean.numpy().T @ special.softmax(logs))
             size = self._public.size(mean - now)
@@ -194,7 +194,7 @@ class Recalibration:
                 break
         return _Fit(now, law, logs)
 
-    def _told(self, steps: Sequence[Released], wide: Values, now: Values) -> Iterator[_Rows]:
+    def _linear(self, steps: Sequence[Released], wide: Values, now: Values) -> Iterator[_Rows]:
         """Rows and values of what each gradient says of the parameters, linear around `now`, and the noise.
 
         That is DP and sampling noise (all steps are of the same records, so their mean has as much of it as each), and

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dpswd.private_curator.core.steps.evaluating import ExtractorSource
+from dpswd.private_curator.sandbox import process
 from dpswd.private_curator.sandbox.confinement import probe
 from dpswd.private_curator.sandbox.pool import MAX_LOADED, WorkerPool
 from dpswd.private_curator.sandbox.process import WorkerFailed, WorkerProcess, WorkerSettings
@@ -238,6 +239,33 @@ def test_a_pool_that_is_closed_says_so_to_whoever_waits():
         with pytest.raises(ExtractionStopped, match="closed its workers"):
             late()
     assert not any(each.worker.alive for each in (*pool._for_steps, *pool._uploads)), "one was started for nobody"
+
+
+def test_a_channel_is_not_closed_under_whoever_is_about_to_read(monkeypatch):
+    """Its number was another worker's channel by then, of which nothing came: one reader in a hundred waited on."""
+    starting = "import json, os, sys; os.read(json.loads(sys.stdin.readline())['lifeline'], 1)"
+    worker = WorkerProcess(settings(program=(sys.executable, "-I", "-c", starting)))
+    about, go_on, really = threading.Event(), threading.Event(), process.receive
+
+    def receive(channel):
+        about.set()
+        assert go_on.wait(timeout=60)
+        assert channel.fileno() >= 0, "it is still this channel's"
+        return really(channel)
+
+    monkeypatch.setattr(process, "receive", receive)
+    with ThreadPoolExecutor(2) as threads:
+        reading = threads.submit(worker.ready)
+        assert about.wait(timeout=60)
+        closing = threads.submit(worker.close)
+        while worker._lifeline >= 0:
+            time.sleep(0.01)
+        go_on.set()
+        with pytest.raises(ExtractionStopped, match="closed its workers"):
+            reading.result(timeout=60)
+        closing.result(timeout=60)
+    assert worker.channel.fileno() == -1
+    assert not worker.alive
 
 
 def test_bad_weights_are_refused_by_name_and_the_worker_goes_on(pool):
