@@ -84,11 +84,13 @@ class Expected:
     """What a step is expected to release where the source's law of records holds.
 
     Attributes:
-        weights: (m,) by which the clip shortens each public record's scaled basis.
+        chance: (m, C) probabilities of each public record's classes.
+        weights: (m,) by which the clip shortens its scaled basis.
         square: (d, d) mean of half a record's weight times u u^T, what the curvature's block sums.
         noise: (p, p) covariance of a record's gradient.
     """
 
+    chance: Values
     weights: Values
     square: Values
     noise: Values
@@ -105,7 +107,7 @@ class Expected:
         each = np.square(weights) * 0.5 * (1.0 - np.square(chance).sum(axis=1))
         wide = np.tile(scale, chance.shape[1] - 1)
         noise = np.outer(wide, wide) * public.curvature(chance, np.square(weights))
-        return cls(weights, (scaled * each[:, None]).T @ scaled / len(scaled), noise)
+        return cls(chance, weights, (scaled * each[:, None]).T @ scaled / len(scaled), noise)
 
 
 def softness(unit: float) -> float:

@@ -39,7 +39,7 @@ that the model knows of them already. At the sites by which settings were chosen
 CURVED = 0.15
 """Of what a gradient is expected to change by, over a change of 1 of log-odds: how far that may be wrong."""
 _WRONG, _LONGEST = 0.3, 1.0  # the same, at most; the longest way of one step
-_ITERATIONS, _PLACES = 20, 21
+_ITERATIONS, _PLACES = 20, 21  # of a fit; that are tried between two explanations
 _REVERSED = -0.2  # of what scores are multiplied with: nearer to 0 they tell next to nothing
 _ENOUGH, _UNEXPLAINED = 1e-3, 0.2  # of log-odds; of a gain
 _Rows = tuple[Values, Values, Values]
@@ -145,10 +145,11 @@ class Recalibration:
     def _between(self, one: Values, other: Values, likely: float) -> tuple[Values, float, float]:
         """Where most is expected to be gained between two corrections, the second this likely; gain, deviation."""
         chances, places = np.array([1.0 - likely, likely]), []
+        most = np.array([self._public.fall(true) for true in (one, other)])
         for share in np.linspace(0.0, 1.0, _PLACES):
             place = one + share * (other - one)
-            gains = [self._public.fall(true) - self._public.fall(true, before=place) for true in (one, other)]
-            places.append((float(chances @ gains), abs(gains[1] - gains[0]), place))
+            gains = most - [self._public.fall(true, before=place) for true in (one, other)]
+            places.append((float(chances @ gains), float(abs(gains[1] - gains[0])), place))
         gain, apart, place = max(places, key=lambda each: each[0])
         return place, gain, apart * math.sqrt(likely * (1.0 - likely))
 
@@ -202,12 +203,12 @@ class Recalibration:
         """
         n, own, start = self._records, self._flat(now), _mean([self._flat(step.at) for step in steps])
         weights, scale = _mean([self._expected(step).weights for step in steps]), np.tile(self._scale, len(now) - 1)
-        there = self._public.at(self._unflat(start + wide.T @ (own - start)))
+        there, scaled = self._public.at(self._unflat(start + wide.T @ (own - start))), self._public.basis * self._scale
         pull = n * wide @ (scale[:, None] * self._public.curvature(there, weights)) @ wide.T
         for step in steps:
             expected, at = self._expected(step), self._flat(step.at)
-            away = self._public.at(self._unflat(at + wide.T @ (own - at))) - self._public.at(step.at)
-            mean = (expected.weights[:, None] * away).T @ (self._public.basis * self._scale) / len(away)
+            away = self._public.at(self._unflat(at + wide.T @ (own - at))) - expected.chance
+            mean = (expected.weights[:, None] * away).T @ scaled / len(away)
             value = n * wide @ self._flat(mean)
             wrong = min(_WRONG, CURVED * self._public.size(step.at - now)) * value
             noise = len(steps) * n * wide @ expected.noise @ wide.T + np.outer(wrong, wrong)

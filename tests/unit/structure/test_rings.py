@@ -15,7 +15,7 @@ RINGS = {
     "core": ("shared/core", "private_curator/core"),
     "sandbox": ("shared/sandbox", "private_curator/sandbox"),
 }
-BUDGETS = {"core": 8_500, "sandbox": 3_390}
+BUDGETS = {"core": 8_500, "sandbox": 3_387}
 """Lines of each ring, generated code aside. The core may have 8,500, and 8,000 is its next aim."""
 
 
