@@ -145,16 +145,20 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def _together(nodeid: str) -> str:
-    """Tests of the same name here run in one process. The air gap's have an engine of their own, beside the sites'."""
+    """Tests of the same name here run in one process. The air gap's have an engine of their own, beside the sites'.
+
+    A browser drops what it asks for when an engine's network comes or goes: its tests run while none does.
+    """
     file = nodeid.partition("::")[0]
-    if _is_about_containers(file) and not file.endswith("test_air_gap.py"):
+    if _moves_networks(file) and not file.endswith("test_air_gap.py"):
         return "containers"
     return "postgres" if "postgres" in nodeid else file
 
 
 @functools.cache
-def _is_about_containers(file: str) -> bool:
-    return "pytest.mark.containers" in (Path(__file__).resolve().parents[1] / file).read_text()
+def _moves_networks(file: str) -> bool:
+    text = (Path(__file__).resolve().parents[1] / file).read_text()
+    return "pytest.mark.containers" in text or "from real_browser import" in text
 
 
 _LOUD = {
