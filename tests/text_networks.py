@@ -86,3 +86,19 @@ class TextCnn(nn.Module):
     def forward(self, x):
         y = self.words(x.long()).transpose(1, 2)
         return torch.cat([F.relu(layer(y)).max(dim=2).values for layer in self.convolutions], 1)
+
+
+class Codes(nn.Module):
+    """A table's columns of codes, each with a table of its own, beside numbers: as in entity embeddings."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(WORDS, 3 + i) for i in range(2))
+        self.last = nn.Embedding(WORDS, 2)
+        self.mixed, self.norm = nn.Linear(T + 6, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        looked_up = [table(x[:, i].long()) for i, table in enumerate(self.tables)]
+        looked_up.append(F.embedding(x[:, -1].to(torch.int64), self.last.weight))
+        numbers = [x[:, 2].unsqueeze(1), x[:, 3, None], x[:, 4].view(-1, 1), x[:, 5].reshape(x.shape[0], 1), x[:, 6:-1]]
+        return self.norm(F.relu(self.mixed(torch.cat([*looked_up, *numbers], dim=1))))

@@ -53,11 +53,12 @@ class CheckedBatches:
             first: Any = next(iter(batches), None)
         if first is None:
             raise InvalidValue(NO_BATCHES)
-        refuse(1, wrong_parts(first) or _wrong_records(first[0]))
+        records, _ = parts_of(first, 1)
+        _refuse(1, _wrong_records(records))
         require_finite(extractor, "extractor")
         require_finite(classifier, "classifier")
-        self.record_shape = tuple(first[0].shape[1:])
-        self.classes = _classes(extractor, classifier, first[0][:1].to(device))
+        self.record_shape = tuple(records.shape[1:])
+        self.classes = _classes(extractor, classifier, records[:1].to(device))
         self._check(first, 1)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -100,9 +101,10 @@ class CheckedBatches:
             )
 
     def _check(self, batch: Any, number: int) -> tuple[Tensor, Tensor]:
-        wrong = wrong_parts(batch) or _wrong_records(batch[0], self.record_shape)
-        refuse(number, wrong or _wrong_labels(batch[1], len(batch[0]), self.classes, self._least))
-        return batch[0], batch[1]
+        records, labels = parts_of(batch, number)
+        wrong = _wrong_records(records, self.record_shape)
+        _refuse(number, wrong or _wrong_labels(labels, len(records), self.classes, self._least))
+        return records, labels
 
 
 def checked(
@@ -214,22 +216,22 @@ def require_finite(module: nn.Module, called: str) -> None:
             )
 
 
-def refuse(number: int, wrong: str) -> None:
-    """Raises `DataInvalid` where something is wrong with a batch."""
+def _refuse(number: int, wrong: str) -> None:
     if wrong:
         raise DataInvalid(f"batch {number} of the source {wrong}")
 
 
-def wrong_parts(batch: Any) -> str:
-    """What is wrong with a batch; empty for a pair of tensors."""
+def parts_of(batch: Any, number: int) -> tuple[Tensor, Tensor]:
+    """Two tensors, or raises `DataInvalid`; whole numbers (words, not bytes) as the floats that a curator holds."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
-        return f"is a {type(batch).__name__}{size}; needed is (records, labels)"
+        _refuse(number, f"is a {type(batch).__name__}{size}; needed is (records, labels)")
     for name, part in zip(("records", "labels"), batch, strict=True):
         if not isinstance(part, Tensor):
             needed = "needed are tensors, as a DataLoader gives them (torch.as_tensor makes one)"
-            return f"has {name} of type {type(part).__name__}; {needed}"
-    return ""
+            _refuse(number, f"has {name} of type {type(part).__name__}; {needed}")
+    records, labels = batch
+    return records.float() if records.dtype in (torch.int16, torch.int32, torch.int64) else records, labels
 
 
 def _wrong_records(records: Tensor, shape: tuple[int, ...] | None = None) -> str:

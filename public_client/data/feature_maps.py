@@ -12,16 +12,13 @@ DEFAULT_TARGET_NORM = 0.25  # half the clip norm: source records then seldom rea
 
 
 def map_from_source(features: Tensor, *, target_norm: float = DEFAULT_TARGET_NORM) -> FeatureMap:
-    """Centre public source features on zero and bring their mean norm to `target_norm`.
+    """Centre public source features on zero and bring their mean norm to `target_norm`, on their device.
 
     One scale serves all features, so the geometry that the distance sees is the extractor's own.
 
     Args:
         features: (m, d) source features, m at least 1.
         target_norm: mean norm of the mapped source features.
-
-    Returns:
-        The map, on the features' device and in their type.
 
     Raises:
         InvalidValue: the features are empty or not finite, or the target norm is not positive.

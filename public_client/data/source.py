@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from dpswd.public_client.data.checks import NO_BATCHES, checked, refuse, wrong_parts
+from dpswd.public_client.data.checks import NO_BATCHES, checked, parts_of
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.progress import reporting
 from dpswd.public_client.data.ranks import Ranks
@@ -104,8 +104,7 @@ def collect(batches: Batches, *, most: int) -> Labelled:
     """
     taken: list[tuple[Tensor, Tensor]] = []
     for number, batch in enumerate(batches, start=1):
-        refuse(number, wrong_parts(batch))
-        taken.append((batch[0], batch[1]))
+        taken.append(parts_of(batch, number))
         if sum(len(labels) for _, labels in taken) >= most:
             break
     if not taken:

@@ -68,15 +68,9 @@ def max_pool(dimensions: int) -> Function:
     """F.max_pool1d / F.max_pool2d."""
 
     def lower(
-        builder: Builder,
-        input: Traced,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,
-    ) -> Traced:
+        builder: Builder, input: Traced, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Traced:  # fmt: skip
         _refuse_indices(return_indices)
         options = {"kernel_size": kernel_size, "stride": kernel_size if stride in (None, []) else stride}
         return builder.emit(
@@ -90,15 +84,9 @@ def avg_pool(dimensions: int) -> Function:
     """F.avg_pool1d / F.avg_pool2d."""
 
     def lower(
-        builder: Builder,
-        input: Traced,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Traced:
+        builder: Builder, input: Traced, kernel_size: Any, stride: Any = None, padding: Any = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Traced:  # fmt: skip
         if divisor_override is not None:
             raise Refused("divisor_override is not in the vocabulary", "leave it out")
         options = {"kernel_size": kernel_size, "stride": kernel_size if stride in (None, []) else stride}
@@ -120,9 +108,8 @@ def adaptive_pool(form: str, dimensions: int) -> Function:
         if len(sides) != dimensions or len(entries) != dimensions:
             raise Refused(f"pooling over {dimensions} sides does not fit records of {input.shape}", "check the shapes")
         filled = tuple(side if entry is None else entry for entry, side in zip(entries, sides, strict=True))
-        return (
-            input if filled == sides else builder.emit(f"adaptive_{form}_pool{dimensions}d", input, output_size=filled)
-        )
+        name = f"adaptive_{form}_pool{dimensions}d"
+        return input if filled == sides else builder.emit(name, input, output_size=filled)
 
     return lower
 

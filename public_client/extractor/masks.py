@@ -24,9 +24,7 @@ def compare(name: str) -> Function:
             return UNKNOWN
         if not isinstance(input, (Traced, Held)) and not isinstance(other, (Traced, Held)):
             if isinstance(input, Batch) or isinstance(other, Batch):
-                raise Refused(
-                    "a comparison of the batch size", "leave it out: an extractor takes any number of records"
-                )
+                raise Refused("a comparison of the batch size", "leave it out: any number of records is taken")
             return getattr(operator, name)(input, other)
         if name in ("gt", "ge"):
             return compare({"gt": "lt", "ge": "le"}[name])(builder, other, input)

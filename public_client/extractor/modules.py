@@ -14,7 +14,7 @@ from dpswd.public_client.extractor import adapter_layers as adapters
 from dpswd.public_client.extractor import functions, sequence_layers, views, windows
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
 from dpswd.public_client.extractor.owned import TRAIN_MODE
-from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
+from dpswd.public_client.extractor.unlowered import Column, Held, Unlowered, Whole
 from dpswd.public_client.extractor.wide_views import View
 from dpswd.shared.sandbox.graph import tensor_name
 from dpswd.shared.sandbox.vocabulary import VOCABULARY
@@ -114,7 +114,7 @@ MODULES: dict[type[nn.Module], Lower] = {
     nn.LeakyReLU: _layer("leaky_relu"),
     nn.GELU: _call(functions.gelu),
     nn.Softmax: lambda builder, layer, _, x: views.over_last("softmax")(builder, x, layer.dim),
-    nn.Embedding: lambda builder, layer, path, x: _embedding(builder, layer, path, x),
+    nn.Embedding: _embedding,
     **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), sequence_layers.recurrent),
     nn.PReLU: _layer("prelu"),
     nn.Flatten: lambda builder, layer, _, x: views.flatten(builder, x, layer.start_dim, layer.end_dim),
@@ -189,8 +189,9 @@ def lower_module(
     if kind is None or hasattr(layer, "parametrizations"):
         raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
     if isinstance(layer, nn.Embedding) and layer.max_norm is None and isinstance(arguments[0], Whole):
-        table = (layer.num_embeddings, layer.embedding_dim)
-        return arguments[0].rows_of(builder, tensor_name(path, "weight"), table)
+        return arguments[0].rows_of(builder, tensor_name(path, "weight"), tuple(layer.weight.shape))
+    if isinstance(layer, nn.Embedding) and isinstance(arguments[0], Column):
+        return arguments[0].called(builder, "embedding", lambda _, number: _embedding(builder, layer, path, number))
     if kind in _MASKED:
         given = inspect.signature(kind.forward).bind_partial(layer, *arguments, **options).arguments
         return _MASKED[kind](builder, path=path, **given)

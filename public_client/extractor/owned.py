@@ -48,9 +48,8 @@ def linear(builder: Builder, input: Traced, weight: Any, bias: Any = None) -> Tr
     beside = isinstance(bias, Traced)
     path = _owner(weight, None if beside else bias)
     rows, columns = weight.stored
-    out = builder.emit(
-        "linear", input, path=path, in_features=columns, out_features=rows, bias=bias is not None and not beside
-    )
+    sizes = {"in_features": columns, "out_features": rows, "bias": bias is not None and not beside}
+    out = builder.emit("linear", input, path=path, **sizes)
     if beside and out.shape is not None:
         out = builder.emit("add", out, builder.reshape(bias, (1,) * (len(out.shape) - 1) + (rows,)))
     return out
@@ -60,15 +59,9 @@ def convolution(dimensions: int) -> Any:
     """F.conv1d / F.conv2d."""
 
     def lower(
-        builder: Builder,
-        input: Traced,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Traced:
+        builder: Builder, input: Traced, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Traced:  # fmt: skip
         path = _owner(weight, bias)
         if isinstance(padding, str):
             raise Refused(f"padding={padding!r} of a function is not in the vocabulary", "give its size")
@@ -100,16 +93,9 @@ def group_norm(
 
 
 def batch_norm(
-    builder: Builder,
-    input: Traced,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Traced:
+    builder: Builder, input: Traced, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Traced:  # fmt: skip
     """F.batch_norm with frozen statistics."""
     if training or running_mean is None or running_var is None:
         raise Refused(*TRAIN_MODE)

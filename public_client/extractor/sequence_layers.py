@@ -24,9 +24,8 @@ def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
     if not isinstance(own, Held):
         raise Refused("expand of what depends on the record is not in the vocabulary", "let + and * broadcast")
     rest = own.shape[1:]
-    alike = len(target) == len(own.shape) and all(
-        want in (-1, 1, have) for want, have in zip(target[1:], rest, strict=True)
-    )
+    pairs = zip(target[1:], rest, strict=False)
+    alike = len(target) == len(own.shape) and all(want in (-1, 1, have) for want, have in pairs)
     if own.shape[:1] != (1,) or target[:1] != (BATCH,) or not alike:
         raise Refused(f"expand of {own.path!r} to {target} does more than give it to each record", "use (b, -1, -1)")
     return own.beside(builder, len(rest))
@@ -48,15 +47,9 @@ def attend(
 
 
 def scaled_dot_product_attention(
-    builder: Builder,
-    query: Traced,
-    key: Traced,
-    value: Traced,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Traced:
+    builder: Builder, query: Traced, key: Traced, value: Traced, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None,
+) -> Traced:  # fmt: skip
     """F.scaled_dot_product_attention; a truth of the mask says where to look."""
     if is_causal:
         raise Refused("is_causal is not in the vocabulary", _CAUSAL)
@@ -99,17 +92,9 @@ def multihead(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[T
 
 
 def self_attention(
-    builder: Builder,
-    self: Any,
-    query: Any = None,
-    key: Any = None,
-    value: Any = None,
-    key_padding_mask: Any = None,
-    attn_mask: Any = None,
-    is_causal: bool = False,
-    path: str = "",
-    **_: Any,
-) -> Any:
+    builder: Builder, self: Any, query: Any = None, key: Any = None, value: Any = None, key_padding_mask: Any = None,
+    attn_mask: Any = None, is_causal: bool = False, path: str = "", **_: Any,
+) -> Any:  # fmt: skip
     """A call of nn.MultiheadAttention: the same tensor three times; (output, None)."""
     if query is UNKNOWN:
         return multihead(builder, self, path, UNKNOWN), None
@@ -119,14 +104,9 @@ def self_attention(
 
 
 def encoder_layer(
-    builder: Builder,
-    self: Any,
-    src: Traced,
-    src_mask: Any = None,
-    src_key_padding_mask: Any = None,
-    is_causal: bool = False,
-    path: str = "",
-) -> Traced:
+    builder: Builder, self: Any, src: Traced, src_mask: Any = None, src_key_padding_mask: Any = None,
+    is_causal: bool = False, path: str = "",
+) -> Traced:  # fmt: skip
     """nn.TransformerEncoderLayer, norms before or after."""
     masks = _masks(builder, src_mask, src_key_padding_mask, is_causal)
     return _encoded(builder, self, path, src, masks)
@@ -153,14 +133,9 @@ def _encoded(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[Tr
 
 
 def encoder(
-    builder: Builder,
-    self: Any,
-    src: Traced,
-    mask: Any = None,
-    src_key_padding_mask: Any = None,
-    is_causal: bool | None = None,
-    path: str = "",
-) -> Traced:
+    builder: Builder, self: Any, src: Traced, mask: Any = None, src_key_padding_mask: Any = None,
+    is_causal: bool | None = None, path: str = "",
+) -> Traced:  # fmt: skip
     """nn.TransformerEncoder."""
     at = f"{path}." if path else ""
     masks = _masks(builder, mask, src_key_padding_mask, is_causal)

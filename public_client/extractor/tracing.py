@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS, NAMED
 from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced, Truth
+from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.modules import ELSE, is_normalize, lower_module, lowered_type
 from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
@@ -36,9 +37,7 @@ order differ by 1e-5 in deep networks; a wrong operation differs by order one.""
 _VIEWS = {"getitem", "view", "reshape", "unsqueeze", "squeeze", "flatten"}
 _VIEWS |= {"transpose", "permute", "contiguous", "expand"}
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_CONTROL_FLOW = (
-    "move branches and loops on values or shapes out of forward (torch.fx runs it once with symbolic values)"
-)
+_CONTROL_FLOW = "move branches and loops on values or shapes out of forward (torch.fx runs it once, on symbols)"
 _EMBEDDED = (
     "A frozen backbone need not travel: the hospital's operator can turn records into its features with "
     "`dpswd-curator records embed --model backbone.onnx` (docs/ml-team/extractors.md), and what is behind it travels"
@@ -291,7 +290,7 @@ class _Lowering:
         among = tuple(first) if isinstance(first, (tuple, list)) else ()
         if lower not in (concatenate, stack, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
             raise Refused(
-                f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x) and then h[-1], and take one"
+                f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x), then h[-1], and take one"
             )
         for entry in (*(among if lower in (concatenate, stack) else ()), *others):
             if isinstance(entry, Unlowered) and not isinstance(entry, Held):
@@ -363,7 +362,7 @@ def _refuse_not_finite(module: nn.Module, graph: ExtractorGraph) -> None:
     for name, tensor in module_weights(module, graph).items():
         if not bool(torch.isfinite(tensor).all()):
             raise Refused(
-                f"{name} holds NaN or infinity", "load weights from before it diverged, or train at a lower rate"
+                f"{name} holds NaN or infinity", "load weights from before it diverged; train at a lower rate"
             )
 
 
@@ -383,10 +382,7 @@ def _compare(module: nn.Module, graph: ExtractorGraph) -> None:
     """Runs module and rebuilt extractor on two synthetic records."""
     weights = module_weights(module, graph)
     device = next((tensor.device for tensor in weights.values()), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    records = torch.randn(2, *graph.input_shape, generator=generator).to(device)
-    if words := [node.attributes["num_embeddings"] for node in graph.nodes if node.operation == "embedding"]:
-        records = torch.randint(min(words), (2, *graph.input_shape), generator=generator).float().to(device)
+    records = made_records(graph, (2, *graph.input_shape)).to(device)
     asked = [node.attributes["constant"] for node in graph.nodes if node.operation == "equal_to"]
     for number in asked[:1]:  # padding, which made numbers would hardly meet
         records[1].view(-1)[-(records[1].numel() // 3) :] = number

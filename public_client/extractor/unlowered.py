@@ -272,15 +272,41 @@ class Whole(Unlowered):
         )
 
 
-def place(builder: Builder, x: Traced, axis: int, number: int) -> Traced:
+@dataclass(frozen=True)
+class Column(Unlowered):
+    """One number of a record (1,), whose only side forward has dropped: a code that an embedding looks up."""
+
+    number: Traced
+
+    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:
+        """Looks it up, or gives it its side back."""
+        if name == "embedding":
+            row = lower(builder, self.number, *arguments, **options)
+            return builder.reshape(row, row.shape[1:])
+        if name in (*_NO_CHANGE, "long", "int"):
+            _refuse_types((*arguments, *options.values()), (*_FLOATS, *_WHOLE))
+            return self
+        take = Tensor.__getitem__ if name == "getitem" else _RESHAPES.get(name)
+        sides = (-1 if isinstance(given, Batch) else given for given in arguments)
+        if take is not None and take(torch.zeros(2), *sides, **options).shape == (2, 1):
+            return self.number
+        raise self.refused(name)
+
+    def refused(self, name: str) -> Refused:
+        """What to write."""
+        return Refused(f"{name} of one column x[:, i] is not in the vocabulary", "keep its side: x[:, i : i + 1]")
+
+
+def place(builder: Builder, x: Traced, axis: int, number: int) -> Any:
     """One place of a side, which is dropped."""
     if x.shape is None:
         return x
     one = builder.emit("slice", x, axis=axis, begin=number, end=number + 1)
-    return builder.reshape(one, (*x.shape[:axis], *x.shape[axis + 1 :]))
+    left = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return builder.reshape(one, left) if left else Column(one)
 
 
-def indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Traced:
+def indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Any:
     """x[:, a:b, n]: the batch is left alone."""
     if Ellipsis in index:
         missing = len(x.shape or ()) + 2 - len(index) + index.count(None)
@@ -288,6 +314,8 @@ def indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Traced:
         index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
     if None in index[1:]:  # new sides of 1
         x = indexed(builder, x, tuple(entry for entry in index if entry is not None))
+        if isinstance(x, Column):
+            return x.number
         left = [entry for entry in index if type(entry) is not int]
         sides_of_x = iter(x.shape or ())
         return builder.reshape(x, (*(1 if entry is None else next(sides_of_x) for entry in left[1:]), *sides_of_x))
@@ -335,8 +363,7 @@ def _like(shape: Shape) -> Tensor:
 
 
 def _without_batch(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    if any(
-        isinstance(entry, Batch) for given in arguments for entry in (given if isinstance(given, tuple) else (given,))
-    ):
+    given = (entry for one in arguments for entry in (one if isinstance(one, tuple) else (one,)))
+    if any(isinstance(entry, Batch) for entry in given):
         raise Refused("a tensor of one's own reshaped by the batch size", "use expand(b, -1, -1), or let + broadcast")
     return arguments

@@ -175,9 +175,7 @@ def attribute(builder: Builder, input: Any, name: str) -> Any:
     readable = {"shape": size, "ndim": dim, "device": lambda *_: PLACE, "dtype": lambda *_: torch.float32}
     if isinstance(input, Traced) and name in readable:
         return readable[name](builder, input)
-    raise Refused(
-        f"attribute {name[:40]!r} is not in the vocabulary", "only .shape, .ndim, .device and .dtype can be read"
-    )
+    raise Refused(f"attribute {name[:40]!r} is not in the vocabulary", "read .shape, .ndim, .device or .dtype alone")
 
 
 def item(builder: Builder, input: Any, index: Any) -> Any:

@@ -110,6 +110,5 @@ def viewed(builder: Builder, value: Traced, sides: Shape, order: tuple[int, ...]
     if len(sides) > MAX_SIDES or order[0] != 0:
         return View(value, sides, order)
     value = builder.reshape(value, sides)
-    return (
-        value if order == tuple(range(len(order))) else builder.emit("permute", value, order=[d - 1 for d in order[1:]])
-    )
+    straight = order == tuple(range(len(order)))
+    return value if straight else builder.emit("permute", value, order=[d - 1 for d in order[1:]])

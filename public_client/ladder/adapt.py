@@ -45,15 +45,9 @@ _MODELS = 2  # of a comparison
 
 
 def plan_ladder(
-    model: Any,
-    source: Any,
-    hospital: Hospital,
-    *,
-    epsilon: float = 1.0,
-    head: str | None = None,
-    label: str | None = None,
-    evaluate_epsilon: float | None = None,
-) -> Ladder:
+    model: Any, source: Any, hospital: Hospital, *, epsilon: float = 1.0, head: str | None = None,
+    label: str | None = None, evaluate_epsilon: float | None = None,
+) -> Ladder:  # fmt: skip
     """What `adapt` would ask and what it would cost at most; nothing is spent.
 
     Args:
@@ -79,13 +73,9 @@ def plan_ladder(
 
 
 def ladder_for(
-    model: Model,
-    hospital: Hospital,
-    *,
-    record_shape: tuple[int, ...],
-    epsilon: float,
+    model: Model, hospital: Hospital, *, record_shape: tuple[int, ...], epsilon: float,
     evaluate_epsilon: float | None = None,
-) -> Ladder:
+) -> Ladder:  # fmt: skip
     """The ladder of a model in two parts; see `plan_ladder`.
 
     Args:
@@ -122,22 +112,12 @@ def ladder_for(
 
 
 def adapt(
-    model: Any,
-    source: Any,
-    hospital: Hospital | Mapping[str, Hospital] | Federation,
-    *,
-    epsilon: float | Mapping[str, float] = 1.0,
-    head: str | None = None,
-    label: str | None = None,
-    contract: DataContract | None = None,
-    directory: str | Path | None = None,
-    device: str = "auto",
-    seed: int = 0,
-    evaluate_epsilon: float | None = None,
-    evaluate: Evaluate | Mapping[str, Evaluate] | None = None,
-    log: Recorder | None = None,
-    progress: bool = True,
-) -> Any:
+    model: Any, source: Any, hospital: Hospital | Mapping[str, Hospital] | Federation, *,
+    epsilon: float | Mapping[str, float] = 1.0, head: str | None = None, label: str | None = None,
+    contract: DataContract | None = None, directory: str | Path | None = None, device: str = "auto", seed: int = 0,
+    evaluate_epsilon: float | None = None, evaluate: Evaluate | Mapping[str, Evaluate] | None = None,
+    log: Recorder | None = None, progress: bool = True,
+) -> Any:  # fmt: skip
     """Adapts a trained model to a hospital: asks the cheapest thing that may help, and goes on while it pays.
 
     Args:
@@ -322,8 +302,8 @@ class _Climb:
         talk = (run := site.run_of(LayersRun)).conversation
         assert talk is not None, "the method has fitted"
         assert talk.verdict is not None, "a glance asks for it"
-        images, channels = len(run.plan.record_shape) == 3, run.probed.probes[0].place.channels
-        plain = words.of_glance(talk.verdict, channels=channels, images=images)
+        images, first = len(run.plan.record_shape) == 3, run.probed.probes[0].place
+        plain = words.of_glance(talk.verdict, first=first, images=images)
         if talk.verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()

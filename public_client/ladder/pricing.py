@@ -38,13 +38,9 @@ def budgets_of(description: Description, *, epsilon: float) -> tuple[PrivacyBudg
 
 
 def priced_together(
-    budgets: Sequence[PrivacyBudget],
-    plans: Mapping[str, Plan],
-    shares: Mapping[str, float],
-    *,
-    epsilon: float,
+    budgets: Sequence[PrivacyBudget], plans: Mapping[str, Plan], shares: Mapping[str, float], *, epsilon: float,
     asked: Sequence[Plan] = (),
-) -> dict[str, Plan]:
+) -> dict[str, Plan]:  # fmt: skip
     """Plans whose runs, all of them one after the other, cost epsilon, with their noise and the ledger's price alone.
 
     The squared shifts of the rungs have the ratios of `shares`, so that what a run costs at every order does, about:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
@@ -73,6 +74,8 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
 def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model:
     """The last linear layer whose outputs are the scores, and everything before it."""
     require_finite(model, type(model).__name__)
+    if any(isinstance(part, nn.Embedding) for part in model.modules()) and not _is_taken(model, records):
+        model = OfWholeNumbers(model)
     try:
         with evaluating(model), torch.no_grad():
             scores = model(records)
@@ -99,6 +102,25 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
         "not probabilities, name the layer (head=...), or pass (extractor, classifier). Its linear layers: "
         f"{', '.join(linear) or 'none'}"
     )
+
+
+class OfWholeNumbers(nn.Module):
+    """A network of words or codes, of the floats that a curator holds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, records: Tensor) -> Tensor:
+        """(n, ...) float32 to (n, classes)."""
+        scores: Tensor = self.model(records.long())
+        return scores
+
+
+def _is_taken(model: nn.Module, records: Tensor) -> bool:
+    with evaluating(model), torch.no_grad(), contextlib.suppress(RuntimeError):
+        return model(records) is not None
+    return False
 
 
 def _alike(these: Tensor, those: Tensor) -> bool:

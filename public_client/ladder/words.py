@@ -6,6 +6,7 @@ import numpy as np
 
 from dpswd.public_client.normalisation.columns import LEAST_SAID
 from dpswd.public_client.normalisation.inference import AS_IT_IS, FREQUENCIES
+from dpswd.public_client.normalisation.probes import INPUT, Place
 from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED, Verdict
 
 _CLASSES = 3
@@ -17,14 +18,8 @@ UNEXPLAINED = (
 )
 
 
-def of_glance(verdict: Verdict, *, channels: int, images: bool) -> str:
-    """What a first look at all layers says.
-
-    Args:
-        verdict: of the release.
-        channels: of the first layer.
-        images: whether records are.
-    """
+def of_glance(verdict: Verdict, *, first: Place, images: bool) -> str:
+    """What a first look at all layers says, of a verdict, the first of them, and whether records are images."""
     if verdict.outcome == AS_IT_IS:
         return "its layers see what they saw of your source, as far as so small a release can tell"
     if verdict.outcome == UNDECIDED:
@@ -41,11 +36,12 @@ def of_glance(verdict: Verdict, *, channels: int, images: bool) -> str:
         return f"its classes are not as frequent as in your source ({'; '.join(shares)})"
     if verdict.columns is not None:
         return f"its columns lie elsewhere or have other units ({verdict.columns}), and classes may be rarer there"
-    means, varied = verdict.move[:channels], float(verdict.move[channels : 2 * channels].mean())
+    means, varied = verdict.move[: first.channels], float(verdict.move[first.channels : 2 * first.channels].mean())
     look = ("look noisier, or of more contrast,", "look paler, or blurred,", "look brighter or darker")
     look = look if images else ("vary more", "vary less", "lie higher or lower")
+    what = "its inputs" if images or first.path == INPUT else "numbers in its first layer"
     if abs(varied) > LEAST_SAID:
-        return f"its inputs {look[varied < 0.0]} there"
+        return f"{what} {look[varied < 0.0]} there"
     if float(np.sqrt(np.mean(means**2))) > LEAST_SAID:
-        return f"its inputs {look[2]} there"
+        return f"{what} {look[2]} there"
     return "its deeper layers see something else there than in your source"

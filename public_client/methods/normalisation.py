@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
+from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.normalisation.columns import MOST, Columns
 from dpswd.public_client.normalisation.conversation import Asked, Conversation
 from dpswd.public_client.normalisation.probes import INPUT, Place, Probed, find_places
@@ -88,9 +89,9 @@ class Normalisation(Method):
         """
         if classifier is None:
             raise InvalidValue("normalisation asks with the classifier too; plan with extractor and classifier")
-        made = torch.randn(_MADE_RECORDS, *record_shape, generator=torch.Generator().manual_seed(0))
         whole = _whole(extractor, classifier)
-        return self.ready(Probed(whole, find_places(whole, made)), record_shape)
+        places = find_places(whole, made_records(whole, (_MADE_RECORDS, *record_shape)))
+        return self.ready(Probed(whole, places), record_shape)
 
     def ready(self, probed: Probed, record_shape: tuple[int, ...]) -> Declarable:
         """The probed network as it travels; its plan has as many steps as there are questions."""
@@ -177,16 +178,10 @@ class LayersRun(Release[SumsReply]):
     """
 
     def __init__(
-        self,
-        curator: Curator,
-        ready: Declarable,
-        plan: Plan,
-        probed: Probed,
-        source: tuple[Values, Labels, tuple[Tensor, Labels]],
-        columns: Columns | None = None,
-        *,
+        self, curator: Curator, ready: Declarable, plan: Plan, probed: Probed,
+        source: tuple[Values, Labels, tuple[Tensor, Labels]], columns: Columns | None = None, *,
         checkpoint: Checkpoint | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.probed = copy.deepcopy(probed)
         self.conversation: Conversation | None = None
         self._source, self._columns = source, columns

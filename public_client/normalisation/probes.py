@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.extractor.adapter_layers import ChannelAffine, FeatureAffine
+from dpswd.public_client.extractor.made_records import are_looked_up
 from dpswd.shared.core.errors import InvalidValue
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -123,8 +124,7 @@ class Probed(nn.Module):
         self.probes: list[Probe] = []  # no ModuleList: each is in the network already
         for place in places:
             if place.path == INPUT:
-                probe = Probe(place, place.spread, place.center)
-                self.first = probe
+                self.first = probe = Probe(place, place.spread, place.center)
             else:
                 module = self.model.get_submodule(place.path)
                 probe = Probe(place, *_affine_of(module, place))
@@ -199,7 +199,7 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
         paths = paths[:-1]  # what it computes are the scores
     places = [_place(path, model.get_submodule(path), outputs[path]) for path in paths]
     layers = tuple(place for place in places if place is not None)
-    if records.dim() <= 3:
+    if records.dim() <= 3 and not are_looked_up(model, records):
         layers = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model)), *layers)
     if not layers:
         raise InvalidValue(

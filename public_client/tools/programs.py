@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.tools import card as cards
 from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.core.errors import InvalidValue, SettingsError
@@ -163,13 +164,9 @@ def _check(model: AdaptedModel, compute: Callable[[Tensor], Tensor], *, kind: st
     Raises:
         InvalidValue: they differ.
     """
-    generator = torch.Generator().manual_seed(0)
-    words = [node.attributes["num_embeddings"] for node in model.composed()[0].nodes if node.operation == "embedding"]
+    graph = model.composed()[0]
     for count in _DRAWN:
-        shape = (count, *model.record_shape)
-        records = torch.randn(shape, generator=generator)
-        if words:
-            records = torch.randint(min(words), shape, generator=generator).float()
+        records = made_records(graph, (count, *model.record_shape))
         with torch.no_grad():
             expected, computed = model.scores(records), compute(records)
         far = float((expected - computed).abs().max()) if expected.shape == computed.shape else float("inf")

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 import torch
+from text_networks import WORDS, D, T
 from torch import nn
 from torch.nn import functional
 
@@ -179,6 +180,22 @@ def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_s
         assert str(adapted).startswith("Your model is kept for rehearsal: its layers see what they saw of your source")
         assert "not asked, and not charged: layers, views" in str(adapted)
         assert hospital.describe().spent < 1.2
+
+
+@pytest.mark.long
+def test_a_source_of_words_as_whole_numbers_is_read_and_no_map_moves_them():
+    torch.manual_seed(0)
+    labels = torch.randint(3, (RECORDS,))
+    words = 1 + torch.randint(4, (RECORDS, T)) + 4 * labels[:, None]
+    model = nn.Sequential(nn.Embedding(WORDS, D), nn.LayerNorm(D), nn.Flatten(), nn.Linear(T * D, 3)).eval()
+    with torch.no_grad():
+        model[0].weight[20:] += 2.0  # what no word of the source is
+    with connected((words.float() + 19.0, 2.0)) as (hospital,):
+        assert list(plan_ladder(model, (words, labels), hospital, epsilon=2.0).plans) == [GLANCE, LAYERS]
+        batches = [(words[i : i + 100], labels[i : i + 100]) for i in range(0, RECORDS, 100)]
+        adapted = adapt(model, batches, hospital, epsilon=2.0, progress=False)
+        assert adapted.answers[0].plain.startswith("numbers in its first layer")
+        assert adapted.predict(words[:5].float()).shape == (5,)
 
 
 @pytest.mark.long

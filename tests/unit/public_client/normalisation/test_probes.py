@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from text_networks import WORDS, Codes, D, T
 from torch import nn
 
+from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.tracing import module_weights, trace
+from dpswd.public_client.ladder.whole_model import OfWholeNumbers
 from dpswd.public_client.normalisation.probes import INPUT, Probed, find_places
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.building import Extractor
@@ -92,6 +95,20 @@ def test_layers_are_listed_in_order_and_still_probes_change_nothing(name):
         expected = model(records)
         torch.testing.assert_close(whole(records if first is None else first(records)), expected, atol=1e-4, rtol=1e-4)
         assert probed(records).shape == (64, 2 * sum(place.channels for place in places))
+
+
+@pytest.mark.parametrize(
+    ("network", "paths"),
+    [
+        (lambda: nn.Sequential(Codes(), nn.Linear(8, 3)), ["0.norm"]),
+        (lambda: OfWholeNumbers(nn.Sequential(nn.Embedding(WORDS, D), nn.LayerNorm(D), nn.Flatten())), ["model.1"]),
+        (lambda: nn.Sequential(nn.LayerNorm(T), nn.Linear(T, 3)), [INPUT, "0"]),
+    ],
+)
+def test_codes_and_words_are_no_measurements(network, paths):
+    model = network().eval()
+    records = made_records(model, (16, T))
+    assert [place.path for place in find_places(model, records)] == paths
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from text_networks import WORDS, Bert, CausalAttention, FusedAttention, PaddedEncoder, Rnn, T, TextCnn
+from text_networks import WORDS, Bert, CausalAttention, Codes, FusedAttention, PaddedEncoder, Rnn, T, TextCnn
 from torch import nn
 from torch.nn import functional
 from vision_blocks import ConvNext, Inverted, NormAct, SameConv, Swin, Vit
@@ -30,6 +30,7 @@ TEXTS = {
     "rnn": Rnn,
     "rnn, relu": lambda: Rnn("relu"),
     "text cnn": TextCnn,
+    "codes of a table": Codes,
 }
 
 
@@ -137,6 +138,7 @@ def test_an_idiom_computes_the_same(after):
         (lambda m, x: functional.pad(x, (1, 1), mode="reflect").flatten(1), "by a constant"),
         (lambda m, x: (x + m.never).flatten(1), "NaN or infinity"),
         (lambda m, x: functional.scaled_dot_product_attention(x, x, x, is_causal=True).flatten(1), "triu(1).bool()"),
+        (lambda m, x: x.flatten(1)[:, 0] * 2.0, "keep its side: x[:, i : i + 1]"),
         (lambda m, x: torch.stack([x, x], 0).flatten(1), "torch.stack along dimension 0"),
     ],
 )
