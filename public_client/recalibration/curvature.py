@@ -129,7 +129,7 @@ def contrasts(classes: int) -> Values:
 
 
 def correcting(released: Values, expected: Values, *, deviation: float, records: float) -> Values:
-    """(d, d) T: the hospital's basis is, as far as its noised curvature tells, T times the source's.
+    """(d, d) symmetric T: the hospital's basis is, as far as its noised curvature tells, T times the source's.
 
     Averaged over scales and widths of deviations by their likelihood; entries that drown stay the source's.
 
@@ -142,10 +142,9 @@ def correcting(released: Values, expected: Values, *, deviation: float, records:
     sizes, axes = np.linalg.eigh(expected + _NOTHING * np.eye(len(expected)))
     own = sizes > _DEPENDENT * sizes[-1]  # the other axes are sums of columns that are 0, or next to it
     d, widths, axes = int(own.sum()), np.sqrt(sizes[own]), axes[:, own]
-    root, inverse = axes * widths, (axes / widths).T
+    inverse = (axes / widths).T
     seen, gram = inverse @ released @ inverse.T, inverse @ inverse.T
-    diagonal = np.diag(gram)
-    noise = 0.5 * deviation**2 * (np.outer(diagonal, diagonal) + gram**2)
+    noise = 0.5 * deviation**2 * (np.outer(np.diag(gram), np.diag(gram)) + gram**2)
     sampling = _KURTOSIS / records * (1.0 + np.eye(d))
     places = np.triu_indices(d)
     corrections, logs = [], []
@@ -158,5 +157,8 @@ def correcting(released: Values, expected: Values, *, deviation: float, records:
             corrections.append(scale * np.eye(d) + width**2 / spread * away)
     shrunk = np.tensordot(special.softmax(logs), np.array(corrections), axes=1)
     values, vectors = np.linalg.eigh(shrunk)
-    half = (vectors * np.sqrt(np.maximum(values, _LEAST * float(np.median(values).clip(0.05))))) @ vectors.T
-    return np.asarray(root @ half @ inverse)
+    law = (vectors * np.maximum(values, _LEAST * float(np.median(values).clip(0.05)))) @ vectors.T
+    # Of all maps between the laws the one that moves records least: others turn narrow axes into wide ones.
+    squares, turned = np.linalg.eigh(widths[:, None] ** 2 * law * widths**2)
+    half = (turned * np.sqrt(np.maximum(squares, 0.0))) @ turned.T
+    return np.asarray(axes @ (half / np.outer(widths, widths)) @ axes.T)

@@ -49,8 +49,7 @@ def fitted(classifier: nn.Module, features: Tensor, *, components: int) -> Basis
         features: (m, D).
         components: at most so many; none where the features are the scores themselves.
     """
-    own = copy.deepcopy(classifier).cpu().eval()
-    exact = features.detach().cpu()
+    own, exact = copy.deepcopy(classifier).cpu().eval(), features.detach().cpu()
     with torch.no_grad():
         scores = own(exact).double().numpy()
     classes = scores.shape[1]
@@ -60,10 +59,9 @@ def fitted(classifier: nn.Module, features: Tensor, *, components: int) -> Basis
     seen = scores @ across
     unit = max(float(np.sqrt(seen.var(axis=0).mean())), 1e-6)
     center = _center(scores, softness(unit)) @ across
-    rows = across.T / unit
     room = _MOST_PARAMETERS // (classes - 1) - classes
     count = 0 if isinstance(own, nn.Identity) else min(components, room, exact.shape[1])
-    return Basis(own, _linear(rows, -center / unit), _axes(exact.double().numpy(), count))
+    return Basis(own, _linear(across.T / unit, -center / unit), _axes(exact.double().numpy(), count))
 
 
 def _center(scores: Values, scaled: float) -> Values:

@@ -122,9 +122,6 @@ class Recalibration:
         fit = self._around(none, steps, wide)
         beforehand, other = math.log(self._beforehand[0]), float(special.logsumexp(fit.logs[1:]))
         evidence = other - math.log1p(-math.exp(beforehand)) - (float(fit.logs[0]) - beforehand)
-        nearer = self._secant(steps)
-        if nearer is not None:
-            fit = fit._replace(mean=nearer)
         mean, gain, apart = fit.mean, self._public.fall(fit.mean), 0.0
         if self._softened.any():
             soft = self._around(self._softened, steps, wide)
@@ -152,21 +149,6 @@ class Recalibration:
             places.append((float(chances @ gains), float(abs(gains[1] - gains[0])), place))
         gain, apart, place = max(places, key=lambda each: each[0])
         return place, gain, apart * math.sqrt(likely * (1.0 - likely))
-
-    def _secant(self, steps: Sequence[Released]) -> Values | None:
-        """Where the log-loss falls no further between the closest two steps, where some step went far beyond.
-
-        Records that lie much further out than the source's bend more than these tell, and clipped ones do not say so.
-        """
-        between: dict[float, Values] = {}
-        for before, after in itertools.permutations(steps, 2):
-            way = after.at - before.at
-            along = self._flat(way / self._scale)
-            start, end = (float(self._flat(step.gradient) @ along) for step in (before, after))
-            noise = 4.0 * after.deviations[1] * float(np.linalg.norm(along))
-            if start > 0.0 and end + noise < -0.5 * start:
-                between[self._public.size(way)] = before.at + way * start / (start - end)
-        return between[min(between)] if between and max(between) > _LONGEST else None
 
     def _moved(self, mean: Values) -> str:
         part, classes = np.zeros_like(mean), len(mean)

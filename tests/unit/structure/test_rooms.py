@@ -43,7 +43,7 @@ BUDGETS = {
     "public_client/models": 1_389,
     "public_client/normalisation": 1_253,
     "public_client/plans": 1_019,
-    "public_client/recalibration": 659,
+    "public_client/recalibration": 641,
     "public_client/replay": 3_485,
     "public_client/testing": 1_332,
     "public_client/training": 1_369,

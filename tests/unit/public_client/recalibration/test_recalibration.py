@@ -126,7 +126,6 @@ def test_a_steep_model_whose_boundaries_moved_is_put_right_by_all_steps_together
     verdict, whole = Verdict.of(posterior), fall(4, truth, truth, sure=8.0)
     gained = fall(4, truth, verdict.share * posterior.mean, sure=8.0)
     assert gained > 0.8 * whole
-    assert verdict.low < gained
     assert verdict.gain < 1.25 * whole, "no more is expected than there is"
 
 
@@ -225,6 +224,19 @@ def test_a_curvature_without_noise_is_the_hospitals_and_one_that_drowns_the_sour
     scale = far[0, 0]
     np.testing.assert_allclose(far, scale * np.eye(4), atol=1e-6)
     assert 0.5 < scale < 2.0
+
+
+@pytest.mark.parametrize("narrow", [1.0, 0.1, 0.02])
+def test_of_the_maps_that_explain_a_curvature_it_is_the_one_that_moves_least(narrow):
+    """Components that scores nearly say already are narrow; a map that turns them into wide ones explains it, too."""
+    rng = np.random.default_rng(1)
+    axes, turn = (np.linalg.qr(np.eye(4) + width * rng.normal(size=(4, 4)))[0] for width in (5.0, 0.3))
+    root = (axes * np.array([narrow, 0.5, 1.0, 2.0])) @ axes.T
+    one, other = root @ root, turn @ root @ root @ turn.T
+    by = correcting(other, one, deviation=1e-9, records=10**9)
+    np.testing.assert_allclose(by, by.T, atol=1e-9)
+    least = np.trace(one) + np.trace(other) - 2.0 * np.linalg.svd(root @ turn @ root, compute_uv=False).sum()
+    assert np.trace((by - np.eye(4)) @ one @ (by - np.eye(4)).T) <= 1.05 * least
 
 
 @pytest.mark.parametrize("classifier", [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Tanh())])
