@@ -12,7 +12,7 @@ DEFAULT_TARGET_NORM = 0.25  # half the clip norm: source records then seldom rea
 
 
 def map_from_source(features: Tensor, *, target_norm: float = DEFAULT_TARGET_NORM) -> FeatureMap:
-    """Centre public source features on zero and bring their mean norm to `target_norm`, on their device.
+    """The map, in the features' type and place, that centres them and brings their mean norm to `target_norm`.
 
     One scale serves all features, so the geometry that the distance sees is the extractor's own.
 

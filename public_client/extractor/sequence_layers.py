@@ -24,7 +24,7 @@ def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
     if not isinstance(own, Held):
         raise Refused("expand of what depends on the record is not in the vocabulary", "let + and * broadcast")
     rest = own.shape[1:]
-    pairs = zip(target[1:], rest, strict=False)
+    pairs = zip(target[1:], rest, strict=True)
     alike = len(target) == len(own.shape) and all(want in (-1, 1, have) for want, have in pairs)
     if own.shape[:1] != (1,) or target[:1] != (BATCH,) or not alike:
         raise Refused(f"expand of {own.path!r} to {target} does more than give it to each record", "use (b, -1, -1)")

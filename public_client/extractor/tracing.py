@@ -290,7 +290,7 @@ class _Lowering:
         among = tuple(first) if isinstance(first, (tuple, list)) else ()
         if lower not in (concatenate, stack, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
             raise Refused(
-                f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x), then h[-1], and take one"
+                f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x) and then h[-1], and take one"
             )
         for entry in (*(among if lower in (concatenate, stack) else ()), *others):
             if isinstance(entry, Unlowered) and not isinstance(entry, Held):
@@ -362,7 +362,7 @@ def _refuse_not_finite(module: nn.Module, graph: ExtractorGraph) -> None:
     for name, tensor in module_weights(module, graph).items():
         if not bool(torch.isfinite(tensor).all()):
             raise Refused(
-                f"{name} holds NaN or infinity", "load weights from before it diverged; train at a lower rate"
+                f"{name} holds NaN or infinity", "load weights from before it diverged, or train at a lower rate"
             )
 
 

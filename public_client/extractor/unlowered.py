@@ -286,10 +286,10 @@ class Column(Unlowered):
         if name in (*_NO_CHANGE, "long", "int"):
             _refuse_types((*arguments, *options.values()), (*_FLOATS, *_WHOLE))
             return self
-        take = Tensor.__getitem__ if name == "getitem" else _RESHAPES.get(name)
-        sides = (-1 if isinstance(given, Batch) else given for given in arguments)
-        if take is not None and take(torch.zeros(2), *sides, **options).shape == (2, 1):
-            return self.number
+        if name == "getitem" or name in _RESHAPES:
+            seen = lower(builder, replace(self.number, shape=()), *arguments, **options)
+            if seen.shape:
+                return seen
         raise self.refused(name)
 
     def refused(self, name: str) -> Refused:

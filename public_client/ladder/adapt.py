@@ -302,8 +302,7 @@ class _Climb:
         talk = (run := site.run_of(LayersRun)).conversation
         assert talk is not None, "the method has fitted"
         assert talk.verdict is not None, "a glance asks for it"
-        images, first = len(run.plan.record_shape) == 3, run.probed.probes[0].place
-        plain = words.of_glance(talk.verdict, first=first, images=images)
+        plain = words.of_glance(talk.verdict, run.probed.probes[0].place, images=len(run.plan.record_shape) == 3)
         if talk.verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
@@ -59,7 +58,10 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
     if getattr(model, "of_estimator", False):
         return Model(model, nn.Identity())
     if isinstance(model, nn.Module):
-        return _split_at_head(model, records[:_COMPARED], head)
+        if not _looks_up(model, shown := records[:_COMPARED]):
+            return _split_at_head(model, shown, head)
+        parts = _split_at_head(model, shown.long(), head)
+        return Model(nn.Sequential(WholeNumbers(), parts.extractor), parts.classifier)
     if hasattr(model, "predict_proba"):
         from dpswd.public_client.models.trees import as_module  # scikit-learn is loaded where it is used
 
@@ -74,12 +76,10 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
 def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model:
     """The last linear layer whose outputs are the scores, and everything before it."""
     require_finite(model, type(model).__name__)
-    if any(isinstance(part, nn.Embedding) for part in model.modules()) and not _is_taken(model, records):
-        model = OfWholeNumbers(model)
     try:
         with evaluating(model), torch.no_grad():
             scores = model(records)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shape, why = tuple(records.shape[1:]), str(error) or "its forward is not written; pass the network inside"
         raise DataInvalid(f"{type(model).__name__} takes no records of shape {shape}: {why}") from error
     if not isinstance(scores, Tensor) or scores.dim() not in (1, 2):
@@ -104,22 +104,23 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
     )
 
 
-class OfWholeNumbers(nn.Module):
-    """A network of words or codes, of the floats that a curator holds."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+class WholeNumbers(nn.Module):
+    """What a curator holds as floats, for a network that looks words or codes up."""
 
     def forward(self, records: Tensor) -> Tensor:
-        """(n, ...) float32 to (n, classes)."""
-        scores: Tensor = self.model(records.long())
-        return scores
+        """The same, int64."""
+        return records.long()
 
 
-def _is_taken(model: nn.Module, records: Tensor) -> bool:
-    with evaluating(model), torch.no_grad(), contextlib.suppress(RuntimeError):
-        return model(records) is not None
+def _looks_up(model: nn.Module, records: Tensor) -> bool:
+    """Whether it takes whole numbers alone, as of words."""
+    if not any(isinstance(part, nn.Embedding) for part in model.modules()):
+        return False
+    try:
+        with evaluating(model), torch.no_grad():
+            model(records)
+    except RuntimeError:  # of the type; another one is met again by whole numbers, and told
+        return True
     return False
 
 

@@ -18,8 +18,8 @@ UNEXPLAINED = (
 )
 
 
-def of_glance(verdict: Verdict, *, first: Place, images: bool) -> str:
-    """What a first look at all layers says, of a verdict, the first of them, and whether records are images."""
+def of_glance(verdict: Verdict, first: Place, *, images: bool) -> str:
+    """What a glance's verdict says in words; the first layer that it saw, and whether records are images."""
     if verdict.outcome == AS_IT_IS:
         return "its layers see what they saw of your source, as far as so small a release can tell"
     if verdict.outcome == UNDECIDED:

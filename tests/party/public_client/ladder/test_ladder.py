@@ -196,6 +196,10 @@ def test_a_source_of_words_as_whole_numbers_is_read_and_no_map_moves_them():
         adapted = adapt(model, batches, hospital, epsilon=2.0, progress=False)
         assert adapted.answers[0].plain.startswith("numbers in its first layer")
         assert adapted.predict(words[:5].float()).shape == (5,)
+        named = split(model, words[:8].float(), head="3")
+        torch.testing.assert_close(named.whole()(words[:5].float()), model(words[:5]), atol=1e-5, rtol=1e-5)
+        with pytest.raises(DataInvalid, match="Sequential takes no records of shape .*: index out of range"):
+            split(model, words[:8].float() + 99.0)
 
 
 @pytest.mark.long

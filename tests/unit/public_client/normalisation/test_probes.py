@@ -9,7 +9,7 @@ from torch import nn
 
 from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.tracing import module_weights, trace
-from dpswd.public_client.ladder.whole_model import OfWholeNumbers
+from dpswd.public_client.ladder.whole_model import WholeNumbers
 from dpswd.public_client.normalisation.probes import INPUT, Probed, find_places
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.building import Extractor
@@ -101,7 +101,7 @@ def test_layers_are_listed_in_order_and_still_probes_change_nothing(name):
     ("network", "paths"),
     [
         (lambda: nn.Sequential(Codes(), nn.Linear(8, 3)), ["0.norm"]),
-        (lambda: OfWholeNumbers(nn.Sequential(nn.Embedding(WORDS, D), nn.LayerNorm(D), nn.Flatten())), ["model.1"]),
+        (lambda: nn.Sequential(WholeNumbers(), nn.Embedding(WORDS, D), nn.LayerNorm(D), nn.Flatten()), ["2"]),
         (lambda: nn.Sequential(nn.LayerNorm(T), nn.Linear(T, 3)), [INPUT, "0"]),
     ],
 )
