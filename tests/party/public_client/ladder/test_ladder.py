@@ -198,7 +198,7 @@ def test_a_source_of_words_as_whole_numbers_is_read_and_no_map_moves_them():
         assert adapted.predict(words[:5].float()).shape == (5,)
         named = split(model, words[:8].float(), head="3")
         torch.testing.assert_close(named.whole()(words[:5].float()), model(words[:5]), atol=1e-5, rtol=1e-5)
-        with pytest.raises(DataInvalid, match="Sequential takes no records of shape .*: index out of range"):
+        with pytest.raises(DataInvalid, match=r"Sequential takes no records of shape .*: index out of range"):
             split(model, words[:8].float() + 99.0)
 
 
