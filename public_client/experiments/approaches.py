@@ -103,11 +103,7 @@ class Trained:
         Args:
             path: of the file.
         """
-        if isinstance(self.made, DomainAdaptation):
-            return self.made.save(path)
-        own = {name: each for name, each in (self.made or {}).items() if each.lost is None}
-        several = len(self.made or {}) > 1
-        return [each.save(path.with_stem(f"{path.stem}-{name}") if several else path) for name, each in own.items()]
+        return [] if self.made is None else self.made.save(path)
 
 
 def unasked(name: str, source: SourceModel, *, steps: int, seed: int, device: str, progress: bool = True) -> Model:

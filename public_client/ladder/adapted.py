@@ -151,15 +151,10 @@ class Adapted:
         Args:
             path: of the file.
         """
-        path, plan = Path(path), self.plan
-        save_adapted(
-            path,
-            extractor=self.model.extractor.cpu(),
-            classifier=self.model.classifier.cpu(),
-            record_shape=plan.record_shape,
-            plan=plan,
-            certify=self.evidence and certified(path, self.evidence(), self.credentials, self.comparison),
-        )
+        path, shape = Path(path), self.plan.record_shape
+        own = self.model.extractor.cpu(), self.model.classifier.cpu()
+        certify = self.evidence and certified(path, self.evidence(), self.credentials, self.comparison)
+        save_adapted(path, extractor=own[0], classifier=own[1], record_shape=shape, plan=self.plan, certify=certify)
         return path
 
     @property
@@ -230,9 +225,14 @@ class Adapted:
 class AdaptedEach(dict[str, Adapted]):
     """What several hospitals were given, by the team's names for them."""
 
+    def save(self, path: str | Path) -> list[Path]:
+        """As `Adapted.save`, to NAME-SITE where there are several; not of hospitals that were left out."""
+        path, several = Path(path), len(self) > 1
+        named = {name: path.with_stem(f"{path.stem}-{name}") if several else path for name in self}
+        return [own.save(named[name]) for name, own in self.items() if own.lost is None]
+
     def __str__(self) -> str:
         """Which were changed, and then each."""
-        kinds = [("changed", True), ("kept", False)]
-        groups = [(what, [name for name, own in self.items() if own.changed is changed]) for what, changed in kinds]
-        summary = "; ".join(f"{what} for {', '.join(names)}" for what, names in groups if names)
+        whose = {what: [n for n, own in self.items() if own.changed is (what == CHANGED)] for what in (CHANGED, "kept")}
+        summary = "; ".join(f"{what} for {', '.join(names)}" for what, names in whose.items() if names)
         return "\n".join([f"Your model was {summary}.", *map(str, self.values())])

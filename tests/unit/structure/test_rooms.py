@@ -35,7 +35,7 @@ BUDGETS = {
     "public_client/curator": 2_001,
     "public_client/data": 1_200,
     "public_client/evidence": 600,
-    "public_client/experiments": 1_609,
+    "public_client/experiments": 1_605,
     "public_client/extractor": 2_696,
     "public_client/generation": 2_483,
     "public_client/ladder": 1_460,

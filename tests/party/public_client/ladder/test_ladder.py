@@ -19,6 +19,7 @@ from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, SHARES, VIEWS, Ladd
 from dpswd.public_client.ladder.whole_model import as_batches, split
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.public_client.testing.mock import mock_description
+from dpswd.public_client.training.saved_model import load_adapted
 from dpswd.shared.accounting.pricing import filter_for
 from dpswd.shared.core.errors import BudgetExhausted, DataInvalid, InvalidValue
 from dpswd.shared.core.privacy.budget import PrivacyBudget
@@ -300,7 +301,7 @@ def test_what_is_not_asked_is_asked_more_exactly_of_the_last_rungs(trained):
 
 
 @pytest.mark.long
-def test_several_hospitals_are_asked_each_by_itself(trained):
+def test_several_hospitals_are_asked_each_by_itself(trained, tmp_path):
     images, labels = made_images(RECORDS, 2)
     shifted = (0.35 * images - 0.5).clamp(-1, 1)
     with connected((images, 4.0), (shifted, 4.0)) as (plain, moved):
@@ -308,3 +309,6 @@ def test_several_hospitals_are_asked_each_by_itself(trained):
     assert {name: own.changed for name, own in adapted.items()} == {"plain": False, "moved": True}
     assert str(adapted).startswith("Your model was changed for moved; kept for plain.")
     assert accuracy(adapted["moved"].module, shifted, labels) > accuracy(trained, shifted, labels) + 20.0
+    files = adapted.save(tmp_path / "adapted.safetensors")
+    assert [file.name for file in files] == ["adapted-plain.safetensors", "adapted-moved.safetensors"]
+    assert torch.equal(load_adapted(files[1]).predict(shifted), adapted["moved"].predict(shifted))
