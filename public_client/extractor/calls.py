@@ -11,14 +11,14 @@ from torch.nn import functional
 
 from dpswd.public_client.extractor import functions as f
 from dpswd.public_client.extractor import masks, owned, reductions, sequence_layers, views
-from dpswd.public_client.extractor.unlowered import moved
+from dpswd.public_client.extractor.unlowered import counted, moved
 
 _PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos", "log")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-_OF_TENSORS = ["relu", "tanh", "sigmoid", "cos", "log", "clamp", "mean", "sum", "amax", "max", "isnan", "nan_to_num"]
+_OF_TENSORS = ["relu", "tanh", "sigmoid", "cos", "log", "mean", "sum", "amax", "max", "isnan", "nan_to_num"]
 _OF_TENSORS += ["masked_fill", "logical_not", "logical_and", "logical_or", "neg", "add", "sub", "mul", "div", "matmul"]
 _OF_TENSORS += ["bmm", "softmax", "flatten", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "split"]
-_OF_TENSORS += ["chunk", "unbind", "roll", "abs"]
+_OF_TENSORS += ["chunk", "unbind", "roll", "abs", "clamp", "clip", "clamp_min", "clamp_max"]
 """Methods that do what torch's function of their name does."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 
@@ -37,7 +37,9 @@ FUNCTIONS: dict[Any, f.Function] = {
     functional.elu: f.activation("elu", alpha=1.0),
     functional.gelu: f.gelu,
     functional.softplus: f.activation("softplus", beta=1.0, threshold=20.0),
-    torch.clamp: f.clamp,
+    torch.arange: counted,
+    **dict.fromkeys((torch.clamp, torch.clip), f.clamp),
+    torch.clamp_max: lambda builder, input, max: f.clamp(builder, input, None, max),
     torch.clamp_min: lambda builder, input, min: f.clamp(builder, input, min),
     **dict.fromkeys((functional.dropout, functional.dropout1d, functional.dropout2d, torch.dropout), f.keep),
     **{getattr(place, f"max_pool{n}d"): f.max_pool(n) for n in (1, 2) for place in (functional, torch)},
@@ -103,7 +105,7 @@ METHODS: dict[str, f.Function] = {
     "size": views.size,
     "dim": views.dim,
     **dict.fromkeys(("to", "type_as"), moved),
-    **dict.fromkeys(("expand", "repeat"), sequence_layers.expanded),
+    **dict.fromkeys(("expand", "repeat"), views.expanded),
     # A record is float32; an embedding takes its whole numbers as they are.
     **dict.fromkeys(("contiguous", "float", "clone", "long", "int"), f.keep),
 }
@@ -115,7 +117,6 @@ _WHOLE = "use layers that treat a record as a whole, such as nn.Linear and nn.Co
 INSTEAD: dict[str, str] = {
     **dict.fromkeys(("log_softmax", "cross_entropy"), _LATER),
     **dict.fromkeys(("mm", "einsum"), _LAYER),
-    "arange": "hold positions as an nn.Parameter or a buffer, and add it",
     "interpolate": "an extractor only shrinks its input: leave upsampling out",
     **dict.fromkeys(("gather", "index_select"), _WHOLE),
     "detach": "leave it out: gradients are taken for the declared parameters only",

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
 from dpswd.public_client.extractor.unlowered import Held
 
@@ -43,9 +45,8 @@ def clamp(builder: Builder, input: Traced, min: float | None = None, max: float 
     """torch.clamp with constant bounds."""
     if min == 0 and max is None:
         return builder.emit("relu", input)
-    if min is None or max is None:
-        raise Refused("clamp needs both bounds", "use nn.Hardtanh(min_val, max_val), or nn.ReLU")
-    return builder.emit("hardtanh", input, min_val=min, max_val=max)
+    low, high = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+    return builder.emit("hardtanh", input, min_val=low if min is None else min, max_val=high if max is None else max)
 
 
 def keep(builder: Builder, input: Traced, *_: Any, **__: Any) -> Traced:

@@ -116,6 +116,7 @@ MODULES: dict[type[nn.Module], Lower] = {
     nn.Softmax: lambda builder, layer, _, x: views.over_last("softmax")(builder, x, layer.dim),
     nn.Embedding: _embedding,
     **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), sequence_layers.recurrent),
+    nn.MultiheadAttention: sequence_layers.multihead,
     nn.PReLU: _layer("prelu"),
     nn.Flatten: lambda builder, layer, _, x: views.flatten(builder, x, layer.start_dim, layer.end_dim),
     nn.Unflatten: lambda builder, layer, _, x: views.unflatten(builder, x, layer.dim, layer.unflattened_size),
@@ -126,13 +127,6 @@ MODULES: dict[type[nn.Module], Lower] = {
 }
 """How each layer is lowered; a subclass with a forward of its own is traced through it instead."""
 
-_MASKED: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.TransformerEncoderLayer: sequence_layers.encoder_layer,
-    nn.TransformerEncoder: sequence_layers.encoder,
-    nn.MultiheadAttention: sequence_layers.self_attention,
-}
-"""Those that take masks; they are called with the names of their own forward."""
-MODULES |= _MASKED
 
 _RECURRENT = "use nn.GRU or nn.LSTM with batch_first=True, or nn.Conv1d and pooling over time"
 _ENCODER = "use nn.TransformerEncoder with batch_first=True"
@@ -192,9 +186,8 @@ def lower_module(
         return arguments[0].rows_of(builder, tensor_name(path, "weight"), tuple(layer.weight.shape))
     if isinstance(layer, nn.Embedding) and isinstance(arguments[0], Column):
         return arguments[0].called(builder, "embedding", lambda _, number: _embedding(builder, layer, path, number))
-    if kind in _MASKED:
-        given = inspect.signature(kind.forward).bind_partial(layer, *arguments, **options).arguments
-        return _MASKED[kind](builder, path=path, **given)
+    if kind is nn.MultiheadAttention:
+        return sequence_layers.self_attention(builder, layer, path, *arguments, **options)
     arguments = (*arguments, *options.values())
     if own := next((argument for argument in arguments if isinstance(argument, Unlowered)), None):
         raise own.refused(type(layer).__name__)

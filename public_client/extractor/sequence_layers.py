@@ -5,30 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
 
-from dpswd.public_client.extractor.functions import gelu
-from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
 from dpswd.public_client.extractor.masks import as_scores
-from dpswd.public_client.extractor.unlowered import Held, Last, place
+from dpswd.public_client.extractor.unlowered import Last, place
 
 _CAUSAL = "register a mask as a buffer of truths, torch.ones(t, t).triu(1).bool(), and pass it"
 _FIRST = "make it with batch_first=True: a record is (t, d), the batch stands before it"
-
-
-def expanded(builder: Builder, own: Any, *sizes: Any) -> Any:
-    """x.expand(b, -1, -1), x.repeat(b, 1, 1) of a tensor of one's own: one for each record."""
-    target = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
-    if not isinstance(own, Held):
-        raise Refused("expand of what depends on the record is not in the vocabulary", "let + and * broadcast")
-    rest = own.shape[1:]
-    pairs = zip(target[1:], rest, strict=True)
-    alike = len(target) == len(own.shape) and all(want in (-1, 1, have) for want, have in pairs)
-    if own.shape[:1] != (1,) or target[:1] != (BATCH,) or not alike:
-        raise Refused(f"expand of {own.path!r} to {target} does more than give it to each record", "use (b, -1, -1)")
-    return own.beside(builder, len(rest))
 
 
 def attend(
@@ -92,58 +76,60 @@ def multihead(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[T
 
 
 def self_attention(
-    builder: Builder, self: Any, query: Any = None, key: Any = None, value: Any = None, key_padding_mask: Any = None,
-    attn_mask: Any = None, is_causal: bool = False, path: str = "", **_: Any,
+    builder: Builder, layer: Any, path: str, query: Any = None, key: Any = None, value: Any = None,
+    key_padding_mask: Any = None, attn_mask: Any = None, is_causal: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """A call of nn.MultiheadAttention: the same tensor three times; (output, None)."""
     if query is UNKNOWN:
-        return multihead(builder, self, path, UNKNOWN), None
+        return multihead(builder, layer, path, UNKNOWN), None
     if key is not query or value is not query or not isinstance(query, Traced):
         raise Refused("attention between two sequences is not in the vocabulary", "call it with (x, x, x)")
-    return multihead(builder, self, path, query, _masks(builder, attn_mask, key_padding_mask, is_causal)), None
+    return multihead(builder, layer, path, query, _masks(builder, attn_mask, key_padding_mask, is_causal)), None
 
 
-def encoder_layer(
-    builder: Builder, self: Any, src: Traced, src_mask: Any = None, src_key_padding_mask: Any = None,
-    is_causal: bool = False, path: str = "",
-) -> Traced:  # fmt: skip
-    """nn.TransformerEncoderLayer, norms before or after."""
-    masks = _masks(builder, src_mask, src_key_padding_mask, is_causal)
-    return _encoded(builder, self, path, src, masks)
+class EncoderLayer(nn.TransformerEncoderLayer):
+    """What torch's computes in evaluation, norms before or after; torch's own forward branches on values."""
+
+    def forward(
+        self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+    ) -> Tensor:
+        """See torch's."""
+        masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
+
+        def attended(x: Tensor) -> Any:
+            return self.self_attn(x, x, x, need_weights=False, **masks)[0]
+
+        def fed(x: Tensor) -> Any:
+            return self.linear2(self.activation(self.linear1(x)))
+
+        if self.norm_first:
+            src = src + attended(self.norm1(src))
+            src = src + fed(self.norm2(src))
+        else:
+            src = self.norm1(src + attended(src))
+            src = self.norm2(src + fed(src))
+        return src
 
 
-def _encoded(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[Traced, ...]) -> Traced:
-    at = f"{path}." if path else ""
+class Encoder(nn.TransformerEncoder):
+    """The same."""
 
-    def attended(value: Traced) -> Traced:
-        return multihead(builder, layer.self_attn, f"{at}self_attn", value, masks)
-
-    def fed(value: Traced) -> Traced:
-        hidden = linear_layer(builder, layer.linear1, f"{at}linear1", value)
-        return linear_layer(builder, layer.linear2, f"{at}linear2", _activated(builder, layer.activation, hidden))
-
-    def normed(value: Traced, name: str) -> Traced:
-        return _layer_norm(builder, getattr(layer, name), f"{at}{name}", value)
-
-    if layer.norm_first:
-        x = builder.emit("add", x, attended(normed(x, "norm1")))
-        return builder.emit("add", x, fed(normed(x, "norm2")))
-    x = normed(builder.emit("add", x, attended(x)), "norm1")
-    return normed(builder.emit("add", x, fed(x)), "norm2")
+    def forward(
+        self, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None
+    ) -> Tensor:
+        """See torch's."""
+        for layer in self.layers:
+            src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=bool(is_causal))
+        return src if self.norm is None else self.norm(src)
 
 
-def encoder(
-    builder: Builder, self: Any, src: Traced, mask: Any = None, src_key_padding_mask: Any = None,
-    is_causal: bool | None = None, path: str = "",
-) -> Traced:  # fmt: skip
-    """nn.TransformerEncoder."""
-    at = f"{path}." if path else ""
-    masks = _masks(builder, mask, src_key_padding_mask, is_causal)
-    for number, inner in enumerate(self.layers):
-        if type(inner) is not nn.TransformerEncoderLayer:
-            raise Refused(f"an encoder of {type(inner).__name__}", "use nn.TransformerEncoderLayer itself")
-        src = _encoded(builder, inner, f"{at}layers.{number}", src, masks)
-    return src if self.norm is None else _layer_norm(builder, self.norm, f"{at}norm", src)
+_WRITTEN_OUT: dict[type[nn.Module], type[nn.Module]]
+_WRITTEN_OUT = {nn.TransformerEncoderLayer: EncoderLayer, nn.TransformerEncoder: Encoder}
+
+
+def written_out(module: nn.Module) -> type[nn.Module] | None:
+    """The class whose forward calls each layer of an encoder of torch's; None for other modules."""
+    return next((made for kind, made in _WRITTEN_OUT.items() if type(module).forward is kind.forward), None)
 
 
 def recurrent(builder: Builder, layer: Any, path: str, x: Traced) -> Any:
@@ -183,18 +169,3 @@ def linear_layer(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
     return builder.emit(
         "linear", x, path=path, in_features=layer.in_features, out_features=layer.out_features, bias=layer.bias
     )
-
-
-def _layer_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
-    if type(layer) is not nn.LayerNorm:
-        raise Refused(f"{type(layer).__name__} in a transformer is not in the vocabulary", "use nn.LayerNorm")
-    own = {"eps": layer.eps, "elementwise_affine": layer.elementwise_affine, "bias": layer.bias}
-    return builder.emit("layer_norm", x, path=path, normalized_shape=layer.normalized_shape, **own)
-
-
-def _activated(builder: Builder, function: Any, x: Traced) -> Traced:
-    if function in (functional.relu, torch.relu) or isinstance(function, nn.ReLU):
-        return builder.emit("relu", x)
-    if function is functional.gelu or isinstance(function, nn.GELU):
-        return gelu(builder, x, getattr(function, "approximate", "none"))
-    raise Refused("this activation of a transformer is not in the vocabulary", "use 'relu' or 'gelu'")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import safetensors.torch
@@ -22,6 +23,7 @@ from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced, Truth
 from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.modules import ELSE, is_normalize, lower_module, lowered_type
+from dpswd.public_client.extractor.sequence_layers import written_out
 from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
 from dpswd.public_client.extractor.views import concatenate, item, stack
@@ -91,6 +93,8 @@ class VocabularyTracer(fx.Tracer):
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Traces one layer, and notes where tracing failed."""
+        if (made := written_out(m)) is not None:
+            forward = partial(made.forward, m)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -101,7 +105,7 @@ class VocabularyTracer(fx.Tracer):
 
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is lowered, or refused, as a whole."""
-    if type(module) is nn.Module or isinstance(module, (*_CONTAINERS, fx.GraphModule)):
+    if type(module) is nn.Module or isinstance(module, (*_CONTAINERS, fx.GraphModule)) or written_out(module):
         return False
     if hasattr(module, "parametrizations") or type(module).__module__.startswith("torch."):
         return True
@@ -301,10 +305,11 @@ class _Lowering:
         """A tensor that forward reads itself."""
         trained = dict(self._module.named_parameters(remove_duplicate=False)).get(target)
         value = trained if trained is not None else dict(self._module.named_buffers(remove_duplicate=False)).get(target)
+        made = getattr(self._module, target, None) if value is None else value  # torch.arange(10), in forward
+        if isinstance(made, Tensor) and made.dtype in (torch.int64, torch.int32) and trained is None:
+            return Whole(target, made.detach().cpu(), tuple(made.shape), complete=value is not None)
         if value is None:
             raise Refused(f"forward reads {target!r}, which is no parameter or buffer", "register it with the module")
-        if value.dtype in (torch.int64, torch.int32) and trained is None:
-            return Whole(target, value.detach().cpu(), tuple(value.shape))
         if value.dtype not in (torch.float32, torch.bool):
             raise Refused(f"{target} is {value.dtype}; only float32 travels", "call .float()")
         shape = tuple(value.shape)
@@ -394,5 +399,6 @@ def _compare(module: nn.Module, graph: ExtractorGraph) -> None:
     if not difference <= AGREEMENT * scale:
         raise Refused(
             "the rebuilt extractor computes something else than the module",
-            "avoid in-place operations on shared values and code that depends on the mode or on state",
+            "avoid in-place operations on shared values, code that depends on the mode or on state, and padding that "
+            "nn.TransformerEncoder sets to 0 in evaluation only (enable_nested_tensor=False)",
         )

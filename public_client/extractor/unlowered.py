@@ -297,6 +297,11 @@ class Column(Unlowered):
         return Refused(f"{name} of one column x[:, i] is not in the vocabulary", "keep its side: x[:, i : i + 1]")
 
 
+def counted(builder: Builder, *bounds: Any, device: Any = None, dtype: Any = None) -> Whole:  # noqa: ARG001 - torch's
+    """torch.arange of sizes: positions."""
+    return Whole("torch.arange", torch.arange(*bounds), complete=False)
+
+
 def place(builder: Builder, x: Traced, axis: int, number: int) -> Any:
     """One place of a side, which is dropped."""
     if x.shape is None:

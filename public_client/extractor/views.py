@@ -95,6 +95,23 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
     return builder.emit("permute", joined, order=tuple(order.index(side) for side in range(rank)))
 
 
+def expanded(builder: Builder, x: Any, *sizes: Any) -> Any:
+    """x.expand(b, ...): sides of 1 are copied; x.repeat(b, 1, 1) of a tensor of one's own."""
+    target = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    value = x.beside(builder, len(x.shape) - 1) if isinstance(x, Held) and x.shape[:1] == (1,) else x
+    if value.shape is None:
+        return UNKNOWN
+    pairs = list(zip(target[1:], value.shape, strict=False))
+    copied = len(target) == len(value.shape) + 1 and all(have == 1 or want in (-1, 1, have) for want, have in pairs)
+    if (value is x and isinstance(x, Held)) or target[:1] not in ((BATCH,), (-1,)) or not copied:
+        raise Refused(f"expand of {x.shape} to {target[1:]} is not in the vocabulary", "only sides of 1 are copied")
+    for axis, (want, have) in enumerate(pairs):
+        while have == 1 and (now := value.shape[axis]) < want:  # twice as much each time
+            part = builder.emit("slice", value, axis=axis, begin=0, end=min(now, want - now))
+            value = concatenate(builder, [value, part], axis + 1)
+    return value
+
+
 def _own_concatenated(builder: Builder, tensors: Any, dim: int) -> Held:
     """torch.cat of tensors of the module's own, along their first side."""
     first: Held = tensors[0]
@@ -248,16 +265,21 @@ def unbind(builder: Builder, input: Traced, dim: int = 0) -> Any:
 
 
 def over_last(name: str) -> Function:
-    """What is computed along the last side: softmax."""
+    """What is computed along the last side, softmax, or after another one was brought there."""
 
     def lower(
         builder: Builder, input: Traced, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
     ) -> Traced:
         if input.shape is None:
             return UNKNOWN
-        if dim is None or dim % (len(input.shape) + 1) != len(input.shape):
+        last = len(input.shape)
+        if dim is None or not (axis := dim % (last + 1)):
             raise Refused(f"{name} along dimension {dim} is not in the vocabulary", "use dim=-1")
-        return builder.emit(name, input)
+        order = [side for side in range(last) if side != axis - 1] + [axis - 1]
+        if axis == last:
+            return builder.emit(name, input)
+        turned = builder.emit(name, builder.emit("permute", input, order=order))
+        return builder.emit("permute", turned, order=[order.index(side) for side in range(last)])
 
     return lower
 

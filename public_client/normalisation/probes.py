@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from dpswd.public_client.extractor.adapter_layers import ChannelAffine, FeatureAffine
 from dpswd.public_client.extractor.made_records import are_looked_up
+from dpswd.public_client.extractor.sequence_layers import written_out
 from dpswd.shared.core.errors import InvalidValue
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
-_BLOCKS = (nn.Conv1d, nn.Conv2d, nn.Linear)
+_WATCHED = (BatchNorm, _NORMS, (nn.Conv1d, nn.Conv2d, nn.Linear))  # the first kind that a network has
 _ROOT_STEPS = 6  # of Heron's method: 3% from 1e-3 to 1e3, the same for source and target
 _TINY = 1e-6
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
@@ -120,7 +121,7 @@ class Probed(nn.Module):
     def __init__(self, model: nn.Module, places: tuple[Place, ...]) -> None:
         super().__init__()
         self.first: Probe | None = None
-        self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        self.model = _opened(model).requires_grad_(False)
         self.probes: list[Probe] = []  # no ModuleList: each is in the network already
         for place in places:
             if place.path == INPUT:
@@ -187,12 +188,9 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     Raises:
         InvalidValue: there is nothing to move.
     """
-    model = copy.deepcopy(model).cpu().eval()
-    chosen: list[tuple[str, nn.Module]] = []
-    for kinds in (BatchNorm, _NORMS, _BLOCKS):
-        chosen = [(path, module) for path, module in model.named_modules() if isinstance(module, kinds)]
-        if chosen:
-            break
+    model = _opened(model)
+    by_kind = ([(path, part) for path, part in model.named_modules() if isinstance(part, kinds)] for kinds in _WATCHED)
+    chosen = next(filter(None, by_kind), [])
     outputs = dict(_outputs(model, chosen, records))
     paths = list(outputs)
     if paths and isinstance(model.get_submodule(paths[-1]), nn.Linear):
@@ -209,17 +207,21 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     return layers
 
 
-def _outputs(model: nn.Module, chosen: list[tuple[str, nn.Module]], records: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _opened(model: nn.Module) -> nn.Module:
+    """A copy in which each layer is called, those within torch's encoders too."""
+    model = copy.deepcopy(model).cpu().eval()
+    for module in model.modules():
+        module.__class__ = written_out(module) or module.__class__
+    return model
+
+
+def _outputs(model: nn.Module, parts: Sequence[tuple[str, nn.Module]], records: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What layers that are called once compute of the records, in the order of evaluation."""
     called: list[tuple[str, Tensor]] = []
-    hooks = [
+    for path, module in parts:  # of a copy, so that they stay
         module.register_forward_hook(lambda _, _inputs, output, path=path: called.append((path, output)))
-        for path, module in chosen
-    ]
     with torch.no_grad():
         model(records)
-    for hook in hooks:
-        hook.remove()
     times = [path for path, _ in called]
     yield from ((path, output) for path, output in called if times.count(path) == 1)
 
@@ -281,12 +283,9 @@ def _plain(probe: Probe) -> nn.Module:
             affine.gain.copy_(gain)
             affine.bias.copy_(probe.back.bias - gain * (place.center.double() + place.spread.double() * offset))
         return affine
-    mean, variance = made.running_mean, made.running_var
-    assert mean is not None, "it tracks statistics"
-    assert variance is not None, "likewise"
+    made.running_mean = (place.center.double() + place.spread.double() * offset).float()
+    made.running_var = (place.spread.double().square() * ratio).float()
     with torch.no_grad():
-        mean.copy_(place.center.double() + place.spread.double() * offset)
-        variance.copy_(place.spread.double().square() * ratio)
         made.weight.copy_(probe.back.gain)
         made.bias.copy_(probe.back.bias)
     return made.eval()

@@ -152,7 +152,7 @@ _POOLS = (
 )
 
 _SLOPE = real(-1.0, 1.0)
-_CONSTANT = real(-MAX_CONSTANT, MAX_CONSTANT)
+_CONSTANT, _BOUND = real(-MAX_CONSTANT, MAX_CONSTANT), real(-(most := torch.finfo(torch.float32).max), most)
 
 _ACTIVATIONS = (
     _activation("relu", "nn.ReLU, F.relu, torch.relu, .relu()", functional.relu),
@@ -169,7 +169,7 @@ _ACTIVATIONS = (
     _activation("log", "torch.log, .log(); of what is not a normal positive number a finite number", steady.log),
     _activation("softplus", "nn.Softplus, F.softplus", steady.softplus, beta=real(1e-3, 1e3), threshold=real(1.0, 1e3)),
     _activation(
-        "hardtanh", "nn.Hardtanh, nn.ReLU6, F.relu6", functional.hardtanh, min_val=_CONSTANT, max_val=_CONSTANT
+        "hardtanh", "nn.Hardtanh, nn.ReLU6, F.relu6, clamp", functional.hardtanh, min_val=_BOUND, max_val=_BOUND
     ),
     _activation("hardswish", "nn.Hardswish, F.hardswish", functional.hardswish),
     _activation("hardsigmoid", "nn.Hardsigmoid, F.hardsigmoid", functional.hardsigmoid),

@@ -48,6 +48,19 @@ def cell(kind=nn.GRU, **options):
     return kind(8, 4, batch_first=True, **options)
 
 
+def encoder_layer(**options):
+    return nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, **options)
+
+
+def positions(x):
+    return torch.arange(x.size(1), device=x.device)
+
+
+def masked_mean(m, x):
+    seen = (x[:, :, 0] > 0).unsqueeze(-1).expand(x.size()).float()
+    return (x * seen).sum(1) / torch.clamp(seen.sum(1), min=1e-9)
+
+
 def agrees(module, shape):
     graph = trace(module.eval(), shape)
     records = torch.randn(3, *shape)
@@ -70,6 +83,26 @@ def agrees(module, shape):
         (lambda m, x: (x - m.mean[None, None]).flatten(1), None),
         (lambda m, x: (x.abs() - torch.abs(x - m.mean)).flatten(1), None),
         (lambda m, x: (x - m.mean.to(x.device).type_as(x).view(1, 1, 8)).to(x).flatten(1), None),
+        (lambda m, x: (x + m.places(torch.arange(5))).flatten(1), None),
+        (lambda m, x: (x + m.places(torch.arange(2, 2 + x.size(1), device=x.device).unsqueeze(0))).flatten(1), None),
+        (lambda m, x: (x + m.places(positions(x).unsqueeze(0).expand(x.size(0), -1))).flatten(1), None),
+        (lambda m, x: (torch.softmax(m.layer(x), dim=1) * x).sum(1), nn.Linear(8, 1)),
+        (lambda m, x: m.layer(x).unflatten(2, (4, 6)).softmax(2).flatten(1), None),
+        (masked_mean, None),
+        (
+            lambda m, x: (
+                x[:, :, :1].expand(-1, -1, 11).flatten(1) + x.mean(2, keepdim=True).expand(-1, 5, 11).flatten(1)
+            ),
+            None,
+        ),
+        (lambda m, x: m.mean[None, None].expand(x.size(0), 5, -1).mul(x).flatten(1), None),
+        (
+            lambda m, x: (x.clamp(min=0.1) + x.clamp(max=-0.2) + torch.clip(x, -1, 1) + x.clamp_min(-0.5)).flatten(1),
+            None,
+        ),
+        (lambda m, x: m.layer(x).flatten(1), encoder_layer(norm_first=True)),
+        (lambda m, x: m.layer(x).mean(1), encoder_layer(activation=functional.silu)),
+        (lambda m, x: m.layer(x).mean(1), nn.TransformerEncoder(encoder_layer(), 2, nn.LayerNorm(8))),
     ],
 )
 def test_an_idiom_is_accepted_and_computes_the_same(after, layer):
@@ -97,6 +130,10 @@ def test_an_idiom_is_accepted_and_computes_the_same(after, layer):
         (lambda m, x: torch.relu(heads(m, x)), None, "qkv.unbind(0)"),
         (lambda m, x: (x + m.places(m.odd)).flatten(1), None, "consecutive rows"),
         (lambda m, x: (x + m.ids[:, None]).flatten(1), None, "register the buffer as float32"),
+        (lambda m, x: (x + torch.arange(8)).flatten(1), None, "rows of an nn.Embedding"),
+        (lambda m, x: m.mean[torch.arange(5)] + x[:, 0, :5], None, "is not in the vocabulary"),
+        (lambda m, x: x.expand(2, -1, -1).flatten(1), None, "only sides of 1 are copied"),
+        (lambda m, x: x[:, :2].expand(-1, 4, 8).flatten(1), None, "only sides of 1 are copied"),
     ],
 )
 def test_what_has_no_word_is_refused_in_words_that_help(after, layer, words):
