@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpswd.public_client.cli.options import (
-    EXIT_DOES_NOT_FIT,
-    FILE,
-    connect,
-    curator_options,
-    format_option,
-    key_values,
-    tell,
-)
-from dpswd.public_client.cli.training import given_keys, key_options
+from dpswd.public_client.cli import options
+from dpswd.public_client.cli.options import connect, curator_options, format_option, from_settings, key_values, tell
+from dpswd.public_client.cli.training import curators_option, folders_option, given_curators, given_keys, key_options
 from dpswd.public_client.experiments.file import LADDER, read_experiment
 from dpswd.shared.core.errors import rounded
 
@@ -28,6 +21,9 @@ if TYPE_CHECKING:
     from dpswd.public_client.training.method import Method
     from dpswd.public_client.training.sites import Model
     from dpswd.shared.protocol.contract import DataContract
+
+_Site = tuple[str, str, Path]
+"""Name, where there are several, address and credentials."""
 
 
 @click.command()
@@ -42,11 +38,12 @@ def describe(address: str, credentials: Path, output: str) -> None:
 
 
 @click.command()
-@curator_options
+@curators_option
+@folders_option
 @click.option(
-    "--release", type=FILE, is_eager=True, help="Instead of a curator: a release that a hospital published; no network."
+    "--release", type=options.FILE, help="Instead of a curator: a release that a hospital published; no network."
 )
-@click.option("--key", type=FILE, help="The ledger's public key, which came over another way; with --release.")
+@click.option("--key", type=options.FILE, help="The ledger's public key, which came over another way; with --release.")
 @click.option("--epsilon", type=float, help="What the run may cost; needed, but for --release, which is paid for.")
 @click.option("--method", "name", default=LADDER, show_default=True, help="One of `train --list-methods`.")
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help="One of the method's own.")
@@ -62,23 +59,11 @@ def describe(address: str, credentials: Path, output: str) -> None:
 @key_options("--source", "--label", "--network", "--model")
 @format_option
 def plan(
-    address: str,
-    credentials: Path,
-    release: Path | None,
-    key: Path | None,
-    epsilon: float | None,
-    name: str,
-    settings: tuple[str, ...],
-    steps: int | None,
-    batch_size: int | None,
-    features: int | None,
-    adapted: int,
-    evaluate_epsilon: float | None,
-    want: str | None,
-    ask: bool,
-    output: str,
-    **options: Any,
-) -> None:
+    curators: tuple[str, ...], folders: tuple[Path, ...], release: Path | None, key: Path | None,
+    epsilon: float | None, name: str, settings: tuple[str, ...], steps: int | None, batch_size: int | None,
+    features: int | None, adapted: int, evaluate_epsilon: float | None, want: str | None, ask: bool, output: str,
+    **keys: Any,
+) -> None:  # fmt: skip
     """What a run would be and cost. Spends nothing; ends with exit code 8 if it does not fit.
 
     With --release: what a published file holds, verified, and what it cost the hospital.
@@ -87,7 +72,9 @@ def plan(
     from dpswd.public_client.methods.replay import Replay
     from dpswd.public_client.training.method import plan_json
 
-    given = given_keys(options)
+    given = given_keys(keys)
+    sites = _sites(curators, folders, release, several=name == LADDER and want is None)
+    _, address, credentials = sites[0]
     if want is not None:
         _answer(address, credentials, output, want, spare=epsilon is not None or release is not None)
         return
@@ -97,7 +84,7 @@ def plan(
         sized = {"steps": steps, "batch": batch_size, "features": features, "adapted": adapted, "setting": settings}
         if named := [option for option, value in sized.items() if value]:
             raise click.UsageError(f"the ladder sizes its runs itself; --{named[0]} needs a --method, such as replay")
-        _plan_ladder(address, credentials, output, given, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon, ask=ask)
+        _plan_ladders(sites, output, given, epsilon, evaluate_epsilon, ask=ask)
         return
     chosen = method_of({LADDER: Replay.name}.get(name, name), key_values("--setting", settings))
     if release is not None:
@@ -123,7 +110,7 @@ def plan(
     click.echo(plan_json(made) if output == "json" else made)
     _uncompared(description, output, declaration)
     if made.fits is False:
-        raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
+        raise click.exceptions.Exit(options.EXIT_DOES_NOT_FIT)
 
 
 def _answer(address: str, credentials: Path, output: str, want: str, *, spare: bool) -> None:
@@ -153,36 +140,52 @@ def _plan_of_release(release: Path, key: Path | None, output: str, method: Metho
     click.echo(plan_json(paid) if output == "json" else paid)
 
 
-def _plan_ladder(
-    address: str,
-    credentials: Path,
-    output: str,
-    given: Mapping[str, Any],
-    *,
-    epsilon: float | None,
-    evaluate_epsilon: float | None,
-    ask: bool,
-) -> None:
-    """What the ladder may ask and cost, for the team's model or the ready network of the hospital's records."""
+def _sites(
+    curators: tuple[str, ...], folders: tuple[Path, ...], release: Path | None, *, several: bool
+) -> list[_Site]:  # fmt: skip
+    """Each hospital that was given; the settings' where none was."""
+    if release is not None and (curators or folders):
+        raise click.UsageError("--curator and --release exclude each other: a release asks no curator")
+    if release is not None:
+        return [("", "", Path())]
+    if len(curators) <= 1 and len(folders) <= 1:
+        pairs = (("address", "--curator", curators), ("credentials", "--credentials", folders))
+        address, credentials = (from_settings(name, option, own[0] if own else None) for name, option, own in pairs)
+        return [("", address.rpartition("=")[2], credentials)]
+    if not several:
+        raise click.UsageError("--method and --want are of one hospital; give one --curator")
+    named = given_curators(curators, folders, dry_run=False)["curators"]
+    return [(own.get("name", own["address"]), own["address"], own["credentials"]) for own in named]
+
+
+def _plan_ladders(
+    sites: list[_Site], output: str, given: Mapping[str, Any], epsilon: float | None, evaluate_epsilon: float | None,
+    *, ask: bool,
+) -> None:  # fmt: skip
+    """What the ladder may ask each hospital and cost, for the team's model or the ready network of its records."""
     from dpswd.public_client.ladder.adapt import ladder_for
     from dpswd.public_client.ladder.rungs import admits
 
     if epsilon is None:
         raise click.UsageError("Missing option '--epsilon'.")
-    with connect(address, credentials) as hospital:
-        described = hospital.describe()
-        model, declaration = _model(given, described)
-        ladder = ladder_for(
-            model, hospital, record_shape=described.record_shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon
-        ).timed(model, described.record_shape)
-        admitted = not ask or admits(hospital.curator, next(iter(ladder.plans.values())), model)
-    fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= described.remaining * (1.0 + 1e-9)
-    room = f"epsilon {rounded(described.remaining, up=False)} is left now"
-    room += "; the curator would admit it now (asked; nothing was spent)" * (fits and ask)
-    tell(output, ladder.to_json() | {"fits": fits}, f"{ladder}\n{room}{'' if fits else ': it does NOT fit'}")
-    _uncompared(described, output, declaration)
-    if not fits:
-        raise click.exceptions.Exit(EXIT_DOES_NOT_FIT)
+    values, texts = {}, []
+    for name, address, credentials in sites:
+        with connect(address, credentials) as hospital:
+            described = hospital.describe()
+            model, declaration = _model(given, described)
+            shape = described.record_shape
+            ladder = ladder_for(model, hospital, record_shape=shape, epsilon=epsilon, evaluate_epsilon=evaluate_epsilon)
+            ladder = replace(ladder, hospital=name or ladder.hospital).timed(model, shape)
+            admitted = not ask or admits(hospital.curator, next(iter(ladder.plans.values())), model)
+        fits = admitted and epsilon + (evaluate_epsilon or 0.0) <= described.remaining * (1.0 + 1e-9)
+        room = f"epsilon {rounded(described.remaining, up=False)} is left now"
+        room += "; the curator would admit it now (asked; nothing was spent)" * (fits and ask)
+        values[name] = ladder.to_json() | {"fits": fits}
+        texts.append(f"{ladder}\n{room}{'' if fits else ': it does NOT fit'}")
+        _uncompared(described, output, declaration)
+    tell(output, values if len(sites) > 1 else values[""], "\n\n".join(texts))
+    if not all(value["fits"] for value in values.values()):
+        raise click.exceptions.Exit(options.EXIT_DOES_NOT_FIT)
 
 
 def _model(given: Mapping[str, Any], described: Description) -> tuple[Model, DataContract | None]:

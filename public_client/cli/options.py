@@ -54,12 +54,7 @@ def connect(address: str, credentials: Path, *, run_directory: Path | None = Non
     )
 
 
-def _from_settings(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """The option's value, or the setting's of the same name where it was left out; none is needed beside a release."""
-    if context.params.get("release") is not None:
-        if value is not None:
-            raise click.UsageError(f"{parameter.opts[0]} and --release exclude each other: a release asks no curator")
-        return None
+def _from_settings(context: click.Context, parameter: click.Parameter, value: Any) -> Any:  # noqa: ARG001 - click's
     return from_settings(str(parameter.name), parameter.opts[0], value)
 
 

@@ -60,6 +60,14 @@ CHANGES = click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", hidden=True,
     help="Replaces any key, e.g. privacy.delta=1e-6.",
 )  # fmt: skip
+curators_option = click.option(
+    "--curator", "curators", multiple=True, metavar="[NAME=]HOST:PORT",
+    help="A hospital; give it several times for several.  [default: a rehearsal here; of a plan, the setting's]",
+)  # fmt: skip
+folders_option = click.option(
+    "--credentials", "folders", multiple=True, type=DIRECTORY,
+    help="Directory with ca.crt, client.crt, client.key; one for each --curator, in their order.",
+)  # fmt: skip
 SETTING_HELP = "One of the method's own, e.g. coefficients=4."
 SETTINGS = click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help=SETTING_HELP)
 
@@ -126,19 +134,8 @@ def _help_all(context: click.Context, _parameter: click.Parameter, value: bool) 
 )
 @click.option("--print-schema", is_flag=True, hidden=True, help="Prints the file's JSON schema, and ends.")
 @click.option("--list-methods", is_flag=True, hidden=True, help="Prints the methods, and ends.")
-@click.option(
-    "--curator",
-    "curators",
-    multiple=True,
-    metavar="[NAME=]HOST:PORT",
-    help="A hospital; give it several times to train for several.  [default: a rehearsal on this machine]",
-)
-@click.option(
-    "--credentials",
-    multiple=True,
-    type=DIRECTORY,
-    help="Directory with ca.crt, client.crt, client.key; one for each --curator, in their order.",
-)
+@curators_option
+@folders_option
 @click.option(
     "--release",
     "releases",
@@ -168,7 +165,7 @@ def train(
     print_schema: bool,
     list_methods: bool,
     curators: tuple[str, ...],
-    credentials: tuple[Path, ...],
+    folders: tuple[Path, ...],
     releases: tuple[str, ...],
     keys: tuple[Path, ...],
     explain: bool,
@@ -192,7 +189,7 @@ def train(
         echo_json(Experiment.model_json_schema())
         return
     given = given_keys(options)
-    given |= _curators(curators, credentials, dry_run="dry_run.enabled" in given) | _releases(releases, keys)
+    given |= given_curators(curators, folders, dry_run="dry_run.enabled" in given) | _releases(releases, keys)
     experiment = read_experiment(file, given | changed_keys(changes, settings))
     asks_hospital(experiment.method.name)  # an unknown name is refused before anything else happens
     if print_experiment:
@@ -243,7 +240,7 @@ def _releases(files: tuple[str, ...], keys: tuple[Path, ...]) -> dict[str, Any]:
     return {"releases": releases} if releases else {}
 
 
-def _curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_run: bool) -> dict[str, Any]:
+def given_curators(addresses: tuple[str, ...], credentials: tuple[Path, ...], *, dry_run: bool) -> dict[str, Any]:
     """The options' curators as the file's key; nothing where none are given."""
     if not addresses and not credentials:
         return {}

@@ -67,6 +67,26 @@ def test_describe_and_plan_read_a_curator(served):
     assert served.curator.spent == 0
 
 
+def test_several_hospitals_are_planned_for_by_name_as_they_are_trained_for(serve):
+    north, south = serve(), serve(epsilon=1.0)
+    each = [word for name, one in (("north", north), ("south", south)) for word in
+            ("--curator", f"{name}={one.address}", "--credentials", str(one.credentials))]  # fmt: skip
+    planned = invoke("plan", *each, "--epsilon", "2")
+    assert [line.split(":")[0] for line in planned.stdout.splitlines() if line.startswith("Recommended")] == [
+        "Recommended for north", "Recommended for south",
+    ]  # fmt: skip
+    assert (planned.exit_code, planned.stdout.count("does NOT fit")) == (8, 1)
+    values = json.loads(invoke("plan", *each, "--epsilon", "0.5", "--format", "json").stdout)
+    assert {name: value["fits"] for name, value in values.items()} == {"north": True, "south": True}
+    for words, said in (
+        (("--method", "replay"), "give one --curator"),
+        (("--curator", "third=localhost:1"), "--curator is given 3 times and --credentials 2 times"),
+    ):
+        assert said in invoke("plan", *each, "--epsilon", "1", *words).stderr
+    assert invoke("plan", *each[:4], "--epsilon", "0.5", "--method", "replay").exit_code == 0
+    assert north.curator.spent + south.curator.spent == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
