@@ -134,7 +134,7 @@ class Normalisation(Method):
         else:
             vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
         ready = self.ready(probed, group.record_shape())
-        movable = places[0].path == INPUT and places[0].channels <= MOST
+        movable = places[0].path == INPUT and places[0].channels <= MOST[places[0].single]
         chosen = _evenly(records[:1].expand(len(labels), *records.shape[1:]))
         tried = (records if len(records) < len(labels) else records[chosen]), labels[chosen].numpy()
         source = vectors.double().numpy(), labels.numpy(), tried

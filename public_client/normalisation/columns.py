@@ -23,8 +23,8 @@ from dpswd.public_client.normalisation.inference import FREQUENCY_WIDTHS, Observ
 from dpswd.public_client.normalisation.probes import Probed
 from dpswd.public_client.normalisation.reference import Labels, Reference, Values, clipped
 
-MOST = 100
-"""Columns, at most: each is moved for itself, twice in every step."""
+MOST = {True: 100, False: 12}
+"""Columns of a table, or else channels of a sequence, at most: each is moved for itself, twice in every step."""
 _WIDTHS = [(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))]
 """Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
@@ -32,6 +32,7 @@ _STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0,
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
+_FITTED, _AT_ONCE = 1024, 512  # about as many sequences fit the moves; records that are in a cache together
 LEAST_SAID, _MOST_SAID = 0.15, 3  # deviations by which something must have moved to be put into words; columns
 _FAR = 10.0  # times as far as others such a column's move may be
 
@@ -75,7 +76,7 @@ class Columns:
 
     def __init__(self, probed: Probed, records: Tensor, labels: Labels) -> None:
         self._probed, self._records, self._labels = probed, records, labels
-        self._count = probed.probes[0].place.channels
+        self._count, self._lacking = probed.probes[0].place.channels, np.zeros(())
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
         """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away.
@@ -84,18 +85,25 @@ class Columns:
         """
         still, far = np.zeros(2 * self._count), self._far(observed, reference)
         starts = [(reference.shares, still), (likely, still), (reference.shares, far)][: 3 if far.any() else 2]
-        fits = [self._fitted(observed, reference, *start) for start in starts]
+        step = 1 if self._probed.probes[0].place.single else -(-len(self._labels) // _FITTED)
+        some = self._few(slice(None, None, step), reference)
+        fits = [some._fitted(observed, reference, *start) for start in starts]
         best = max(fits, key=lambda fit: fit.evidence)
         ends = [fit for fit in fits if fit is best or float(np.abs(fit.offset - best.offset).max()) > _APART]
-        gains = [np.mean([self._better(*draw, best, reference) for draw in fit.draws]) for fit in ends]
+        gains = [np.mean([some._better(*draw, best, reference) for draw in fit.draws]) for fit in ends]
         return replace(best, better=float(special.softmax([fit.evidence for fit in ends]) @ gains))
+
+    def _few(self, part: slice, reference: Reference) -> Columns:
+        """This part of each class, with what its means lack of all records' where no column has moved."""
+        shown = np.concatenate([np.flatnonzero(self._labels == kind)[part] for kind in reference.kinds])
+        some = Columns(self._probed, self._records[torch.from_numpy(shown)], self._labels[shown])
+        some._lacking = reference.classes - some._class_means(np.zeros(2 * self._count), reference)
+        return some
 
     def _far(self, observed: Observed, reference: Reference) -> Values:
         """Few columns in other units, one tried after the other: steps from the source's own do not come so far."""
         place, now = self._probed.probes[0].place, np.zeros((2, self._count))
-        each = -(-_SHOWN // len(reference.kinds))
-        shown = np.concatenate([np.flatnonzero(self._labels == kind)[:each] for kind in reference.kinds])
-        some = Columns(self._probed, self._records[torch.from_numpy(shown)], self._labels[shown])
+        some = self._few(slice(-(-_SHOWN // len(reference.kinds))), reference)
         zeros = (place.center / place.spread).double().numpy()  # how far below the center a record's zero lies
         sizes = [(math.expm1(log), log, 0.0) for size in _FACTORS for log in (size, -size)]
         sizes += [(0.0, 0.0, offset) for size in _OFFSETS for offset in (size, -size)]
@@ -160,9 +168,10 @@ class Columns:
     def _class_means(self, moves: Values, reference: Reference) -> Values:
         """(C, d) of clipped statistics of records whose columns have moved, about the source's mean."""
         with torch.no_grad():
-            vectors = self._probed(self._moved(moves)).double().numpy()
-        rows = clipped((vectors - reference.center) * reference.scale, reference.radius) / reference.scale
-        return np.stack([rows[self._labels == kind].mean(axis=0) for kind in reference.kinds]) - reference.mean
+            parts = [self._probed(few) for few in torch.split(self._moved(moves), _AT_ONCE)]
+        rows = (torch.cat(parts).double().numpy() - reference.center) * reference.scale
+        rows = clipped(rows, reference.radius) / reference.scale - reference.mean
+        return np.stack([rows[self._labels == kind].mean(axis=0) for kind in reference.kinds]) + self._lacking
 
     def _moved(self, moves: Values) -> Tensor:
         offset, gain, center, spread = self._affine(moves)

@@ -27,6 +27,7 @@ _ROOT_STEPS = 6  # of Heron's method: 3% from 1e-3 to 1e3, the same for source a
 _TINY = 1e-6
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
 _MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
+_WIDTHS = ("in_channels", "num_features", "input_size", "in_features", "embed_dim")
 INPUT = "input"
 
 
@@ -198,7 +199,7 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     places = [_place(path, model.get_submodule(path), outputs[path]) for path in paths]
     layers = tuple(place for place in places if place is not None)
     if records.dim() <= 3 and not are_looked_up(model, records):
-        layers = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model)), *layers)
+        layers = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model, records)), *layers)
     if not layers:
         raise InvalidValue(
             "the model has no layer with channels to move (BatchNorm, LayerNorm, GroupNorm, convolutions, linear "
@@ -249,14 +250,13 @@ def _of_values(path: str, values: Tensor, *, last: bool) -> Place:
     return Place(path, flat.shape[1], last, values.dim(), flat.mean(dim=0).float(), spread.float())
 
 
-def _reads_sequences(model: nn.Module) -> bool:
-    """Whether the records' last side are the channels: networks of attention, or recurrent ones."""
-    for module in model.modules():
-        if isinstance(module, (nn.Conv1d, nn.BatchNorm1d)):
-            return False
-        if isinstance(module, (nn.RNNBase, nn.Linear, nn.MultiheadAttention, nn.LayerNorm)):
-            return True
-    return True
+def _reads_sequences(model: nn.Module, records: Tensor) -> bool:
+    """Whether the last side are the channels: of the first layer's width, or read by attention or recurrence."""
+    first, last = records.shape[1:]
+    widths = [getattr(part, name, 0) for part in model.modules() for name in _WIDTHS]
+    if first != last and (those := [width for width in widths if width in (first, last)]):
+        return bool(those[0] == last)
+    return not any(isinstance(part, (nn.Conv1d, nn.BatchNorm1d)) for part in model.modules())
 
 
 def _affine_of(module: nn.Module, place: Place) -> tuple[Tensor, Tensor]:

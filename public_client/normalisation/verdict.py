@@ -133,16 +133,7 @@ def weighed(
             outcome, frequencies = COLUMNS, moved.frequencies if moved.better > 0.0 else None
         else:
             moved = None
-    return Verdict(
-        outcome=outcome,
-        evidence=over,
-        frequencies=frequencies,
-        columns=moved,
-        kinds=reference.kinds,
-        before=reference.shares,
-        move=move,
-        layers=layer_moves(move, sizes),
-    )
+    return Verdict(outcome, over, frequencies, reference.kinds, reference.shares, move, layer_moves(move, sizes), moved)
 
 
 def _over(explanations: Mapping[str, Explanation]) -> dict[str, float]:

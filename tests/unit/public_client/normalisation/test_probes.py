@@ -126,6 +126,34 @@ def test_codes_and_words_are_no_measurements(network, paths):
     assert [place.path for place in find_places(model, records)] == paths
 
 
+class _Turned(nn.Module):
+    """A network that turns its records before it reads them."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.scores = first, nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.first(x.transpose(1, 2))
+        x = x[0] if isinstance(x, tuple) else x.transpose(1, 2)
+        return self.scores(x.mean(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "last"),
+    [
+        (_Turned(nn.Conv1d(3, 6, 3)), (20, 3), True),
+        (_Turned(nn.Sequential(nn.BatchNorm1d(3), nn.Conv1d(3, 6, 3))), (20, 3), True),
+        (_Turned(nn.GRU(3, 6, batch_first=True)), (3, 20), False),
+        (_batch_norms(1), (2, 12), False),
+        (_Recurrent(), (7, 3), True),
+    ],
+)
+def test_the_channels_of_a_sequence_are_the_side_that_the_first_layer_is_as_wide_as(network, shape, last):
+    first = find_places(network.eval(), torch.randn(32, *shape))[0]
+    assert (first.path, first.last, first.channels) == (INPUT, last, shape[1] if last else shape[0])
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_delivered_computes_what_the_moved_probes_do_and_travels(name):
     model, records, _ = _made(name)
