@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -21,9 +22,9 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.extractor.made_records import made_records
-from dpswd.public_client.normalisation.columns import MOST, Columns
-from dpswd.public_client.normalisation.conversation import Asked, Conversation
-from dpswd.public_client.normalisation.probes import INPUT, Place, Probed, find_places
+from dpswd.public_client.normalisation.columns import MOST, Columns, record_passes
+from dpswd.public_client.normalisation.conversation import DRAWS, Asked, Conversation
+from dpswd.public_client.normalisation.probes import AT_ONCE, INPUT, Place, Probed, find_places, statistics_of
 from dpswd.public_client.normalisation.reference import Labels, Values
 from dpswd.public_client.normalisation.verdict import Verdict, moves_in_words
 from dpswd.public_client.plans.declarable import Declarable
@@ -42,9 +43,8 @@ _log = logging.getLogger(__name__)
 
 UNCHANGED = "kept"
 _MADE_RECORDS = 8  # of which the sizes of a network's layers are found, for a price
-_AT_ONCE = 256  # records whose statistics are computed together
 _TRIED = 128, 1000  # records by which it is tried whether moves are better undone, as many as have
-_VALUES = 2**21  # values together
+_VALUES, _LARGE = 2**21, 10_000  # values together; of a record whose passes take long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,13 @@ class Normalisation(Method):
 
     def adapts(self, record_shape: tuple[int, ...] | None) -> str:
         return "" if self.asks == "first" else "the statistics of the network's layers, or the classes' frequencies"
+
+    def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
+        """See `Method`: moves of the channels of sequences, and statistics of large images. They go forward alone."""
+        shape = record_shape or ()
+        if len(shape) == 2 and min(shape) <= MOST[False] and self.asks != "layers":
+            return record_passes(min(shape)) // 3
+        return (self.source_records + 2 * DRAWS * _TRIED[0]) // 3 if math.prod(shape) > _LARGE else 0
 
     def declarable(
         self, extractor: nn.Module, record_shape: tuple[int, ...], classifier: nn.Module | None = None
@@ -117,13 +124,10 @@ class Normalisation(Method):
         shown = training.shown(self.source_records)
         records, labels = shown.images.cpu(), shown.labels.cpu()
         stored = group.store.read("layers") if group.store is not None else None
-        if stored is None:
-            places = find_places(model, records[:_AT_ONCE])
-        else:
-            places = tuple(Place(**place) for place in stored["places"])
+        places = find_places(model, records[:AT_ONCE]) if stored is None else [Place(**at) for at in stored["places"]]
         if self.moves and len(self.moves) != len(places):
             raise InvalidValue(f"moves names {len(self.moves)} layers; this network has {len(places)}")
-        probed = Probed(model, places)
+        probed = Probed(model, tuple(places))
         if stored is None:
             vectors = statistics_of(probed, records)
             if group.store is not None:
@@ -209,12 +213,6 @@ class LayersRun(Release[SumsReply]):
             number += 1
             bar.advance("")
         return talk
-
-
-def statistics_of(probed: Probed, records: Tensor) -> Tensor:
-    """Statistics (m, d) of records (m, ...), float32."""
-    with torch.no_grad():
-        return torch.cat([probed(part) for part in torch.split(records, _AT_ONCE)])
 
 
 def _evenly(records: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpswd.public_client.linear_evidence import LinearModel, Normal
 from dpswd.public_client.normalisation.inference import FREQUENCY_WIDTHS, Observed, Simplex
-from dpswd.public_client.normalisation.probes import Probed
+from dpswd.public_client.normalisation.probes import Probed, statistics_of
 from dpswd.public_client.normalisation.reference import Labels, Reference, Values, clipped
 
 MOST = {True: 100, False: 12}
@@ -32,9 +32,14 @@ _STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0,
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
-_FITTED, _AT_ONCE = 1024, 512  # about as many sequences fit the moves; records that are in a cache together
 LEAST_SAID, _MOST_SAID = 0.15, 3  # deviations by which something must have moved to be put into words; columns
-_FAR = 10.0  # times as far as others such a column's move may be
+_FAR, _FITTED = 10.0, 1024  # times as far as others such a column's move may be; about as many sequences fit the moves
+
+
+def record_passes(channels: int) -> int:
+    """Sequences that are evaluated to see how their channels have moved, at most."""
+    tries = (_FAR_COLUMNS + 1) * channels * 2 * len(_FACTORS + _OFFSETS)
+    return 3 * _FITTED * (_STEPS * (2 * channels + 1) + 2 * _DRAWS) + tries * _SHOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +112,7 @@ class Columns:
         zeros = (place.center / place.spread).double().numpy()  # how far below the center a record's zero lies
         sizes = [(math.expm1(log), log, 0.0) for size in _FACTORS for log in (size, -size)]
         sizes += [(0.0, 0.0, offset) for size in _OFFSETS for offset in (size, -size)]
-        tried = [
-            (column, by * zeros[column] + offset, log) for column in range(len(zeros)) for by, log, offset in sizes
-        ]
+        tried = [(k, by * zero + offset, log) for k, zero in enumerate(zeros) for by, log, offset in sizes]
 
         def nats(moves: Values) -> float:
             classes, none = some._class_means(moves.reshape(-1), reference), np.zeros((len(reference.center), 0))
@@ -167,9 +170,8 @@ class Columns:
 
     def _class_means(self, moves: Values, reference: Reference) -> Values:
         """(C, d) of clipped statistics of records whose columns have moved, about the source's mean."""
-        with torch.no_grad():
-            parts = [self._probed(few) for few in torch.split(self._moved(moves), _AT_ONCE)]
-        rows = (torch.cat(parts).double().numpy() - reference.center) * reference.scale
+        vectors = statistics_of(self._probed, self._moved(moves)).double().numpy()
+        rows = (vectors - reference.center) * reference.scale
         rows = clipped(rows, reference.radius) / reference.scale - reference.mean
         return np.stack([rows[self._labels == kind].mean(axis=0) for kind in reference.kinds]) + self._lacking
 

@@ -28,7 +28,7 @@ _OFF = 1e-12
 """What statistics that are not asked for are multiplied with: nothing of them is left after rounding."""
 _FAR = 0.6
 """Part of the clip's radius beyond which an answer says little of a move's length."""
-_DRAWS, _SURE = 8, 2.0  # of all layers' moves, and standard errors by which undoing them must gain
+DRAWS, _SURE = 8, 2.0  # of all layers' moves, and standard errors by which undoing them must gain
 _LEAST = 1e-6  # of a variance or a deviation that is divided by
 _LEFT = 0.25
 """Part of a layer's move under the source's network that is expected where earlier layers are adapted. Too small costs
@@ -145,7 +145,7 @@ class Conversation:
                 source = self._vectors[:, parts[layer]].mean(axis=0)
                 law, about = _offset_and_log(self._places[layer], move[own], doubt[own], source)
                 self._probed.probes[layer].move(law[0], law[1].exp())
-                normal = torch.randn(_DRAWS, *law.shape, generator=self._generator)
+                normal = torch.randn(DRAWS, *law.shape, generator=self._generator)
                 self._draws.append(law + about * normal)
 
     def _expected_to_help(self) -> bool:
@@ -160,7 +160,7 @@ class Conversation:
                 scores = [self._probed.where(moves, undone=each)(records) for each in (True, False)]
             after, before = ((each.argmax(dim=1) == classes).double().mean() for each in scores)
             gains.append(float(after - before))
-        return float(np.mean(gains)) > _SURE * float(np.std(gains, ddof=1)) / math.sqrt(_DRAWS)
+        return float(np.mean(gains)) > _SURE * float(np.std(gains, ddof=1)) / math.sqrt(DRAWS)
 
     @property
     def _places(self) -> tuple[Place, ...]:

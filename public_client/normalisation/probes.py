@@ -28,7 +28,7 @@ _TINY = 1e-6
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
 _MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
 _WIDTHS = ("in_channels", "num_features", "input_size", "in_features", "embed_dim")
-INPUT = "input"
+INPUT, AT_ONCE = "input", 256  # records whose statistics are computed together
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,12 @@ class Probed(nn.Module):
         return None if self.first is None else _plain(self.first), made
 
 
+def statistics_of(probed: Probed, records: Tensor) -> Tensor:
+    """Statistics (m, d) of records (m, ...), float32."""
+    with torch.no_grad():
+        return torch.cat([probed(part) for part in torch.split(records, AT_ONCE)])
+
+
 def put(model: nn.Module, path: str, module: nn.Module) -> None:
     """Replaces the submodule at a path."""
     parent, _, name = path.rpartition(".")
@@ -196,8 +202,7 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     paths = list(outputs)
     if paths and isinstance(model.get_submodule(paths[-1]), nn.Linear):
         paths = paths[:-1]  # what it computes are the scores
-    places = [_place(path, model.get_submodule(path), outputs[path]) for path in paths]
-    layers = tuple(place for place in places if place is not None)
+    layers = tuple(filter(None, (_place(path, model.get_submodule(path), outputs[path]) for path in paths)))
     if records.dim() <= 3 and not are_looked_up(model, records):
         layers = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model, records)), *layers)
     if not layers:
@@ -271,21 +276,14 @@ def _plain(probe: Probe) -> nn.Module:
     place, moved = probe.place, probe.moved
     ratio = moved.gain.double().pow(-2)
     offset = -moved.bias.double() / moved.gain.double()
-    if not place.last and place.sides in (3, 4):
-        kind = nn.BatchNorm1d if place.sides == 3 else nn.BatchNorm2d
-        made: nn.BatchNorm1d | nn.BatchNorm2d = kind(place.channels, eps=_LEAST_EPS)
-    elif place.single:
-        made = nn.BatchNorm1d(place.channels, eps=_LEAST_EPS)
-    else:
-        affine = FeatureAffine(place.channels)
+    if place.last and not place.single:
+        affine, gain = FeatureAffine(place.channels), probe.back.gain.double() / (place.spread.double() * ratio.sqrt())
         with torch.no_grad():
-            gain = probe.back.gain.double() / (place.spread.double() * ratio.sqrt())
             affine.gain.copy_(gain)
             affine.bias.copy_(probe.back.bias - gain * (place.center.double() + place.spread.double() * offset))
         return affine
+    made = (nn.BatchNorm2d if place.sides == 4 else nn.BatchNorm1d)(place.channels, eps=_LEAST_EPS)
     made.running_mean = (place.center.double() + place.spread.double() * offset).float()
     made.running_var = (place.spread.double().square() * ratio).float()
-    with torch.no_grad():
-        made.weight.copy_(probe.back.gain)
-        made.bias.copy_(probe.back.bias)
+    made.weight, made.bias = (nn.Parameter(own.detach().clone()) for own in (probe.back.gain, probe.back.bias))
     return made.eval()

@@ -306,3 +306,10 @@ def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(fla
     verdict = conversation.verdict
     assert verdict.outcome == (COLUMNS if flags == "the source's" else PEOPLE)
     assert adaptation.reports[0]["outcome"] == ("adapted" if flags == "the source's" else "kept")
+
+
+def test_a_plan_counts_the_passes_that_take_long():
+    method = Normalisation()
+    assert method.record_passes((96, 3)) == method.record_passes((3, 96)) > 100_000
+    assert method.record_passes((3, 224, 224)) > 1000
+    assert {method.record_passes(shape) for shape in ((20,), (1, 28, 28), (96, 64), None)} == {0}
