@@ -37,7 +37,7 @@ from dpswd.shared.core.privacy.budget import PrivacyBudget
 from dpswd.shared.core.privacy.events import NeighbouringRelation
 
 GLANCE, LAYERS, VIEWS, LABELS = "glance", "layers", "views", "labels"
-_TIMED = 32  # records, by which is told how long a fit takes
+_TIMED, _LONG = 32, 20.0  # records, by which is told how long a fit takes; seconds from which on, but of views, it is
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,9 @@ class Ladder:
             record_shape: of one record.
         """
         passes = {name: plan.method.record_passes(record_shape) for name, plan in self.plans.items()}
-        if not any(passes.values()):
-            return self
-        one = pass_seconds(model, record_shape)
-        return replace(self, seconds={name: one * count for name, count in passes.items() if count})
+        one = pass_seconds(model, record_shape) if any(passes.values()) else 0.0
+        long = {name: one * count for name, count in passes.items() if one * count > (name != VIEWS) * _LONG}
+        return replace(self, seconds=long)
 
     def without(self, skipped: Collection[str], asked: Sequence[str]) -> Ladder:
         """The ladder whose last rungs have the budget of those that are not asked.

@@ -80,9 +80,9 @@ class Normalisation(Method):
         return "" if self.asks == "first" else "the statistics of the network's layers, or the classes' frequencies"
 
     def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
-        """See `Method`: moves of the channels of sequences, and statistics of large images. They go forward alone."""
+        """See `Method`: moves of columns and of channels, and statistics of large images. They go forward alone."""
         shape = record_shape or ()
-        if len(shape) == 2 and min(shape) <= MOST[False] and self.asks != "layers":
+        if len(shape) in (1, 2) and min(shape) <= MOST[len(shape) == 1] and self.asks != "layers":
             return record_passes(min(shape)) // 3
         return (self.source_records + 2 * DRAWS * _TRIED[0]) // 3 if math.prod(shape) > _LARGE else 0
 
@@ -144,7 +144,7 @@ class Normalisation(Method):
         source = vectors.double().numpy(), labels.numpy(), tried
 
         def run(site: Site) -> LayersRun:  # a probe holds what it saw last: each site has its own
-            columns = Columns(copy.deepcopy(probed), records, labels.numpy()) if movable else None
+            columns = Columns(copy.deepcopy(probed), records, source[1], ready.graph.cost.work) if movable else None
             return LayersRun(site.curator, ready, site.plan, probed, source, columns, checkpoint=site.store).open()
 
         group.charge_each(run)

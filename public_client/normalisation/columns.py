@@ -28,16 +28,16 @@ MOST = {True: 100, False: 12}
 _WIDTHS = [(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))]
 """Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
-_STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1
+_STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART, _FAR = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1, 10.0
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
 LEAST_SAID, _MOST_SAID = 0.15, 3  # deviations by which something must have moved to be put into words; columns
-_FAR, _FITTED = 10.0, 1024  # times as far as others such a column's move may be; about as many sequences fit the moves
+_FITTED, _SLOW = 1024, 300_000  # about as many records fit the moves where one takes more operations, or is a sequence
 
 
 def record_passes(channels: int) -> int:
-    """Sequences that are evaluated to see how their channels have moved, at most."""
+    """Records that are evaluated to see how their columns have moved, at most, where one takes long."""
     tries = (_FAR_COLUMNS + 1) * channels * 2 * len(_FACTORS + _OFFSETS)
     return 3 * _FITTED * (_STEPS * (2 * channels + 1) + 2 * _DRAWS) + tries * _SHOWN
 
@@ -77,10 +77,12 @@ class Columns:
         probed: their network, whose first probe is of the records.
         records: (m, c), or (m, ..., c) as that probe has it.
         labels: (m,) their classes.
+        work: floating point operations of one record.
     """
 
-    def __init__(self, probed: Probed, records: Tensor, labels: Labels) -> None:
+    def __init__(self, probed: Probed, records: Tensor, labels: Labels, work: int = 0) -> None:
         self._probed, self._records, self._labels = probed, records, labels
+        self._slow = work > _SLOW or not probed.probes[0].place.single
         self._count, self._lacking = probed.probes[0].place.channels, np.zeros(())
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
@@ -90,8 +92,7 @@ class Columns:
         """
         still, far = np.zeros(2 * self._count), self._far(observed, reference)
         starts = [(reference.shares, still), (likely, still), (reference.shares, far)][: 3 if far.any() else 2]
-        step = 1 if self._probed.probes[0].place.single else -(-len(self._labels) // _FITTED)
-        some = self._few(slice(None, None, step), reference)
+        some = self._few(slice(None, None, -(-len(self._labels) // _FITTED) if self._slow else 1), reference)
         fits = [some._fitted(observed, reference, *start) for start in starts]
         best = max(fits, key=lambda fit: fit.evidence)
         ends = [fit for fit in fits if fit is best or float(np.abs(fit.offset - best.offset).max()) > _APART]
@@ -170,8 +171,7 @@ class Columns:
 
     def _class_means(self, moves: Values, reference: Reference) -> Values:
         """(C, d) of clipped statistics of records whose columns have moved, about the source's mean."""
-        vectors = statistics_of(self._probed, self._moved(moves)).double().numpy()
-        rows = (vectors - reference.center) * reference.scale
+        rows = (statistics_of(self._probed, self._moved(moves)).double().numpy() - reference.center) * reference.scale
         rows = clipped(rows, reference.radius) / reference.scale - reference.mean
         return np.stack([rows[self._labels == kind].mean(axis=0) for kind in reference.kinds]) + self._lacking
 

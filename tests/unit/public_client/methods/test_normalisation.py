@@ -312,4 +312,4 @@ def test_a_plan_counts_the_passes_that_take_long():
     method = Normalisation()
     assert method.record_passes((96, 3)) == method.record_passes((3, 96)) > 100_000
     assert method.record_passes((3, 224, 224)) > 1000
-    assert {method.record_passes(shape) for shape in ((20,), (1, 28, 28), (96, 64), None)} == {0}
+    assert {method.record_passes(shape) for shape in ((1, 28, 28), (96, 64), (200,), None)} == {0}
