@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 UNCHANGED = "kept"
 _MADE_RECORDS = 8  # of which the sizes of a network's layers are found, for a price
 _TRIED = 128, 1000  # records by which it is tried whether moves are better undone, as many as have
-_VALUES, _LARGE = 2**21, 10_000  # values together; of a record whose passes take long
+_VALUES, _LARGE, _NUMBERS = 2**21, 10_000, 2**26  # together; of a record whose passes take long; of all statistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,18 +128,19 @@ class Normalisation(Method):
         if self.moves and len(self.moves) != len(places):
             raise InvalidValue(f"moves names {len(self.moves)} layers; this network has {len(places)}")
         probed = Probed(model, tuple(places))
+        most = min(max(_TRIED[0], _VALUES // records[0].numel()), _TRIED[1])
         if stored is None:
-            vectors = statistics_of(probed, records)
+            few = _evenly(len(records), max(_TRIED[1], _NUMBERS // sum(2 * place.channels for place in places)))
+            records, labels = records[few], labels[few]
+            stored = {"places": list(map(asdict, places)), "vectors": statistics_of(probed, records), "labels": labels}
+            stored["records"] = records if places[0].path == INPUT else records[_evenly(len(records), most)]
             if group.store is not None:
                 # What a training that goes on must not compute anew: of other source records it would be another.
-                state = {"places": [asdict(place) for place in places], "vectors": vectors, "labels": labels}
-                state["records"] = records if places[0].path == INPUT else records[_evenly(records)]
-                group.store.write("layers", state)
-        else:
-            vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
+                group.store.write("layers", stored)
+        vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
         ready = self.ready(probed, group.record_shape())
         movable = places[0].path == INPUT and places[0].channels <= MOST[places[0].single]
-        chosen = _evenly(records[:1].expand(len(labels), *records.shape[1:]))
+        chosen = _evenly(len(labels), most)
         tried = (records if len(records) < len(labels) else records[chosen]), labels[chosen].numpy()
         source = vectors.double().numpy(), labels.numpy(), tried
 
@@ -215,10 +216,9 @@ class LayersRun(Release[SumsReply]):
         return talk
 
 
-def _evenly(records: Tensor) -> Tensor:
-    """Numbers of those by which it is tried whether moves are better undone, from all parts of the source."""
-    most = min(max(_TRIED[0], _VALUES // records[0].numel()), _TRIED[1])
-    return torch.arange(len(records))[:: -(-len(records) // most)]
+def _evenly(count: int, most: int) -> slice:
+    """So many of them at most, from all parts of the source."""
+    return slice(None, None, -(-count // most))
 
 
 def _delivered(talk: Conversation, probed: Probed, record_shape: tuple[int, ...]) -> tuple[Model | None, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dpswd.public_client.extractor.adapter_layers import ChannelAffine, FeatureAffine
 from dpswd.public_client.extractor.made_records import are_looked_up
@@ -24,7 +25,7 @@ BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _WATCHED = (BatchNorm, _NORMS, (nn.Conv1d, nn.Conv2d, nn.Linear))  # the first kind that a network has
 _ROOT_STEPS = 6  # of Heron's method: 3% from 1e-3 to 1e3, the same for source and target
-_TINY = 1e-6
+_TINY, _FARTHEST = 1e-6, 1e4  # of what is seen: there are networks in which a single record grows without bound
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
 _MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
 _WIDTHS = ("in_channels", "num_features", "input_size", "in_features", "embed_dim")
@@ -82,7 +83,7 @@ class Probe(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (m, c, ...), or (m, ..., c)."""
         z = self.standard(x)
-        self.seen = self._statistics(z)
+        self.seen = functional.hardtanh(self._statistics(z), -_FARTHEST, _FARTHEST)
         moved: Tensor = self.back(self.moved(z))
         return moved
 
@@ -228,8 +229,7 @@ def _outputs(model: nn.Module, parts: Sequence[tuple[str, nn.Module]], records: 
         module.register_forward_hook(lambda _, _inputs, output, path=path: called.append((path, output)))
     with torch.no_grad():
         model(records)
-    times = [path for path, _ in called]
-    yield from ((path, output) for path, output in called if times.count(path) == 1)
+    yield from (each for each in called if sum(each[0] == path for path, _ in called) == 1)
 
 
 def _place(path: str, module: nn.Module, output: Tensor) -> Place | None:

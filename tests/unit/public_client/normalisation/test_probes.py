@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from text_networks import WORDS, Codes, D, T
@@ -10,7 +11,8 @@ from torch import nn
 from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.public_client.ladder.whole_model import WholeNumbers
-from dpswd.public_client.normalisation.probes import INPUT, Probed, find_places
+from dpswd.public_client.normalisation.probes import INPUT, Probed, find_places, statistics_of
+from dpswd.public_client.normalisation.reference import Reference
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.building import Extractor
 
@@ -152,6 +154,18 @@ class _Turned(nn.Module):
 def test_the_channels_of_a_sequence_are_the_side_that_the_first_layer_is_as_wide_as(network, shape, last):
     first = find_places(network.eval(), torch.randn(32, *shape))[0]
     assert (first.path, first.last, first.channels) == (INPUT, last, shape[1] if last else shape[0])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_record_that_grows_without_bound_leaves_weights_that_a_curator_takes(name):
+    model, records, _ = _made(name)
+    probed = Probed(model, find_places(model, records))
+    records[0] *= 1e9
+    vectors = statistics_of(probed, records).double().numpy()
+    reference = Reference.of(vectors, np.arange(len(records)) % 4)
+    assert np.abs(vectors).max() <= 1e4
+    for weights in (reference.scale, reference.scale / reference.radius):
+        assert 1e-6 < weights.min() < weights.max() < 1e6
 
 
 @pytest.mark.parametrize("name", NETWORKS)
