@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpswd.public_client.extractor.adapter_layers import ChannelAffine, FeatureAffine
 from dpswd.public_client.extractor.made_records import are_looked_up
@@ -25,7 +24,7 @@ BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _WATCHED = (BatchNorm, _NORMS, (nn.Conv1d, nn.Conv2d, nn.Linear))  # the first kind that a network has
 _ROOT_STEPS = 6  # of Heron's method: 3% from 1e-3 to 1e3, the same for source and target
-_TINY, _FARTHEST = 1e-6, 1e4  # of what is seen: there are networks in which a single record grows without bound
+_TINY, _FARTHEST = 1e-6, 1e4  # of public ones: there are networks in which a single record grows without bound
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
 _MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
 _WIDTHS = ("in_channels", "num_features", "input_size", "in_features", "embed_dim")
@@ -83,7 +82,7 @@ class Probe(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (m, c, ...), or (m, ..., c)."""
         z = self.standard(x)
-        self.seen = functional.hardtanh(self._statistics(z), -_FARTHEST, _FARTHEST)
+        self.seen = self._statistics(z)
         moved: Tensor = self.back(self.moved(z))
         return moved
 
@@ -174,7 +173,7 @@ class Probed(nn.Module):
 def statistics_of(probed: Probed, records: Tensor) -> Tensor:
     """Statistics (m, d) of records (m, ...), float32."""
     with torch.no_grad():
-        return torch.cat([probed(part) for part in torch.split(records, AT_ONCE)])
+        return torch.cat([probed(part).clamp(-_FARTHEST, _FARTHEST) for part in torch.split(records, AT_ONCE)])
 
 
 def put(model: nn.Module, path: str, module: nn.Module) -> None:

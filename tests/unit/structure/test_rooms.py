@@ -41,7 +41,7 @@ BUDGETS = {
     "public_client/ladder": 1_459,
     "public_client/methods": 2_090,
     "public_client/models": 1_389,
-    "public_client/normalisation": 1_252,
+    "public_client/normalisation": 1_251,
     "public_client/plans": 1_019,
     "public_client/recalibration": 641,
     "public_client/replay": 3_485,
