@@ -88,7 +88,7 @@ def self_attention(
 
 
 class EncoderLayer(nn.TransformerEncoderLayer):
-    """What torch's computes in evaluation, norms before or after; torch's own forward branches on values."""
+    """What torch's computes, norms before or after; torch's own forward branches on values and calls no layer."""
 
     def forward(
         self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
@@ -97,10 +97,10 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
 
         def attended(x: Tensor) -> Any:
-            return self.self_attn(x, x, x, need_weights=False, **masks)[0]
+            return self.dropout1(self.self_attn(x, x, x, need_weights=False, **masks)[0])
 
         def fed(x: Tensor) -> Any:
-            return self.linear2(self.activation(self.linear1(x)))
+            return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
         if self.norm_first:
             src = src + attended(self.norm1(src))

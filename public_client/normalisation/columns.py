@@ -133,7 +133,7 @@ class Columns:
 
     def _fitted(self, observed: Observed, reference: Reference, p: Values, now: Values) -> MovedColumns:
         far, moves = now.reshape(2, -1).any(axis=0), len(now)
-        usual, simplex = np.where(np.tile(far, 2), _FAR, 1.0), Simplex(reference.shares)
+        usual, simplex = np.where(np.tile(far, 2), _FAR, 1.0), Simplex(reference.shares)  # how far a move may be
         frequencies = slice(reference.along.shape[1], -moves)
         for _ in range(_STEPS):
             classes = self._class_means(now, reference)
