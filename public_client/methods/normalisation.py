@@ -22,7 +22,7 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.extractor.made_records import made_records
-from dpswd.public_client.normalisation.columns import MOST, Columns, record_passes
+from dpswd.public_client.normalisation.columns import MOST, SLOW, Columns, record_passes
 from dpswd.public_client.normalisation.conversation import DRAWS, Asked, Conversation
 from dpswd.public_client.normalisation.probes import AT_ONCE, INPUT, Place, Probed, find_places, statistics_of
 from dpswd.public_client.normalisation.reference import Labels, Values
@@ -82,7 +82,7 @@ class Normalisation(Method):
     def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
         """See `Method`: moves of columns and of channels, and statistics of large images. They go forward alone."""
         shape = record_shape or ()
-        if len(shape) in (1, 2) and min(shape) <= MOST[len(shape) == 1] and self.asks != "layers":
+        if len(shape) in (1, 2) and min(shape) <= MOST[len(shape)] and self.asks != "layers":
             return record_passes(min(shape)) // 3
         return (self.source_records + 2 * DRAWS * _TRIED[0]) // 3 if math.prod(shape) > _LARGE else 0
 
@@ -128,24 +128,24 @@ class Normalisation(Method):
         if self.moves and len(self.moves) != len(places):
             raise InvalidValue(f"moves names {len(self.moves)} layers; this network has {len(places)}")
         probed = Probed(model, tuple(places))
-        most = min(max(_TRIED[0], _VALUES // records[0].numel()), _TRIED[1])
+        few = min(max(_TRIED[0], _VALUES // records[0].numel()), _TRIED[1])
         if stored is None:
-            few = _evenly(len(records), max(_TRIED[1], _NUMBERS // sum(2 * place.channels for place in places)))
-            records, labels = records[few], labels[few]
+            part = _evenly(len(records), max(_TRIED[1], _NUMBERS // sum(2 * place.channels for place in places)))
+            records, labels = records[part], labels[part]
             stored = {"places": list(map(asdict, places)), "vectors": statistics_of(probed, records), "labels": labels}
-            stored["records"] = records if places[0].path == INPUT else records[_evenly(len(records), most)]
+            stored["records"] = records if places[0].path == INPUT else records[_evenly(len(records), few)]
             if group.store is not None:
                 # What a training that goes on must not compute anew: of other source records it would be another.
                 group.store.write("layers", stored)
         vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
-        ready = self.ready(probed, group.record_shape())
-        movable = places[0].path == INPUT and places[0].channels <= MOST[places[0].single]
-        chosen = _evenly(len(labels), most)
+        work = (ready := self.ready(probed, group.record_shape())).graph.cost.work
+        movable = places[0].path == INPUT and places[0].channels <= MOST[work > SLOW if places[0].single else 2]
+        chosen = _evenly(len(labels), few)
         tried = (records if len(records) < len(labels) else records[chosen]), labels[chosen].numpy()
         source = vectors.double().numpy(), labels.numpy(), tried
 
         def run(site: Site) -> LayersRun:  # a probe holds what it saw last: each site has its own
-            columns = Columns(copy.deepcopy(probed), records, source[1], ready.graph.cost.work) if movable else None
+            columns = Columns(copy.deepcopy(probed), records, source[1], work) if movable else None
             return LayersRun(site.curator, ready, site.plan, probed, source, columns, checkpoint=site.store).open()
 
         group.charge_each(run)

@@ -23,8 +23,8 @@ from dpswd.public_client.normalisation.inference import FREQUENCY_WIDTHS, Observ
 from dpswd.public_client.normalisation.probes import Probed, statistics_of
 from dpswd.public_client.normalisation.reference import Labels, Reference, Values, clipped
 
-MOST = {True: 100, False: 12}
-"""Columns of a table, or else channels of a sequence, at most: each is moved for itself, twice in every step."""
+MOST = 100, 32, 12
+"""Columns of a table, of one whose network is slow, or channels of a sequence: each is moved twice in every step."""
 _WIDTHS = [(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))]
 """Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
@@ -33,7 +33,7 @@ _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in o
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
 LEAST_SAID, _MOST_SAID = 0.15, 3  # deviations by which something must have moved to be put into words; columns
-_FITTED, _SLOW = 1024, 300_000  # about as many records fit the moves where one takes more operations, or is a sequence
+_FITTED, SLOW = 1024, 300_000  # about as many records fit the moves where one takes more operations, or is a sequence
 
 
 def record_passes(channels: int) -> int:
@@ -82,7 +82,7 @@ class Columns:
 
     def __init__(self, probed: Probed, records: Tensor, labels: Labels, work: int = 0) -> None:
         self._probed, self._records, self._labels = probed, records, labels
-        self._slow = work > _SLOW or not probed.probes[0].place.single
+        self._slow = work > SLOW or not probed.probes[0].place.single
         self._count, self._lacking = probed.probes[0].place.channels, np.zeros(())
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
