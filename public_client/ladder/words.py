@@ -9,8 +9,6 @@ from dpswd.public_client.normalisation.inference import AS_IT_IS, FREQUENCIES
 from dpswd.public_client.normalisation.probes import INPUT, Place
 from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED, Verdict
 
-_CLASSES = 3
-
 UNEXPLAINED = (
     "something has changed that nothing known explains, and no loss of accuracy can be excluded; "
     "evaluate your model on the hospital's labels (dpswd-client evaluate, an epsilon of about 0.1), or bring a source "
@@ -28,7 +26,7 @@ def of_glance(verdict: Verdict, first: Place, *, images: bool) -> str:
         return "its records are of other people than your source's: columns of codes have other shares, in any class"
     if verdict.outcome == FREQUENCIES:
         assert verdict.frequencies is not None, "set with the outcome"
-        rarer = np.argsort(-np.abs(verdict.frequencies - verdict.before))[:_CLASSES]
+        rarer = np.argsort(-np.abs(verdict.frequencies - verdict.before))[:3]
         shares = (
             f"class {verdict.kinds[k]}: {verdict.frequencies[k]:.0%} there, {verdict.before[k]:.0%} in your source"
             for k in rarer
@@ -36,7 +34,8 @@ def of_glance(verdict: Verdict, first: Place, *, images: bool) -> str:
         return f"its classes are not as frequent as in your source ({'; '.join(shares)})"
     if verdict.columns is not None:
         return f"its columns lie elsewhere or have other units ({verdict.columns}), and classes may be rarer there"
-    means, varied = verdict.move[: first.channels], float(verdict.move[first.channels : 2 * first.channels].mean())
+    means, other = verdict.move[: 2 * first.channels].reshape(2, -1)
+    varied = float(np.mean(other - first.single * means**2))  # squares, where a record has one value a channel
     look = ("look noisier, or of more contrast,", "look paler, or blurred,", "look brighter or darker")
     look = look if images else ("vary more", "vary less", "lie higher or lower")
     what = "its inputs" if images or first.path == INPUT else "numbers in its first layer"
