@@ -12,7 +12,7 @@ import click
 
 from dpswd.public_client.cli import options
 from dpswd.public_client.cli.options import connect, curator_options, format_option, from_settings, key_values, tell
-from dpswd.public_client.cli.training import curators_option, folders_option, given_curators, given_keys, key_options
+from dpswd.public_client.cli.training import given_curators, given_keys, key_options
 from dpswd.public_client.experiments.file import LADDER, read_experiment
 from dpswd.shared.core.errors import rounded
 
@@ -38,8 +38,7 @@ def describe(address: str, credentials: Path, output: str) -> None:
 
 
 @click.command()
-@curators_option
-@folders_option
+@options.several_curators
 @click.option(
     "--release", type=options.FILE, help="Instead of a curator: a release that a hospital published; no network."
 )

@@ -36,6 +36,14 @@ def curator_options(command: _Command) -> _Command:
     return click.option("--curator", "address", callback=_from_settings, help=text)(command)
 
 
+def several_curators(command: _Command) -> _Command:
+    """The same for one to many hospitals, which may have names; arrive as `curators` and `folders`."""
+    text = "Directory with ca.crt, client.crt, client.key; one for each --curator, in their order."
+    command = click.option("--credentials", "folders", multiple=True, type=DIRECTORY, help=text)(command)
+    text = "A hospital; give it several times for several.  [default: a rehearsal here; of a plan, the setting's]"
+    return click.option("--curator", "curators", multiple=True, metavar="[NAME=]HOST:PORT", help=text)(command)
+
+
 def connect(address: str, credentials: Path, *, run_directory: Path | None = None, purpose: str = "") -> Hospital:
     """A connection with the settings' patience and server name."""
     from dpswd.public_client.adaptation.hospital import Hospital  # torch takes seconds to load

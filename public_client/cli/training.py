@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpswd.public_client.cli.options import DIRECTORY, FILE, echo_json, format_option, key_values
+from dpswd.public_client.cli.options import FILE, echo_json, format_option, key_values, several_curators
 from dpswd.public_client.experiments.file import Experiment, read_experiment
 from dpswd.shared.core.errors import SettingsError, rounded
 
@@ -59,14 +59,6 @@ EXPERIMENT = click.option(
 CHANGES = click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", hidden=True,
     help="Replaces any key, e.g. privacy.delta=1e-6.",
-)  # fmt: skip
-curators_option = click.option(
-    "--curator", "curators", multiple=True, metavar="[NAME=]HOST:PORT",
-    help="A hospital; give it several times for several.  [default: a rehearsal here; of a plan, the setting's]",
-)  # fmt: skip
-folders_option = click.option(
-    "--credentials", "folders", multiple=True, type=DIRECTORY,
-    help="Directory with ca.crt, client.crt, client.key; one for each --curator, in their order.",
 )  # fmt: skip
 SETTING_HELP = "One of the method's own, e.g. coefficients=4."
 SETTINGS = click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE", help=SETTING_HELP)
@@ -134,8 +126,7 @@ def _help_all(context: click.Context, _parameter: click.Parameter, value: bool) 
 )
 @click.option("--print-schema", is_flag=True, hidden=True, help="Prints the file's JSON schema, and ends.")
 @click.option("--list-methods", is_flag=True, hidden=True, help="Prints the methods, and ends.")
-@curators_option
-@folders_option
+@several_curators
 @click.option(
     "--release",
     "releases",

@@ -127,7 +127,6 @@ MODULES: dict[type[nn.Module], Lower] = {
 }
 """How each layer is lowered; a subclass with a forward of its own is traced through it instead."""
 
-
 _RECURRENT = "use nn.GRU or nn.LSTM with batch_first=True, or nn.Conv1d and pooling over time"
 _ENCODER = "use nn.TransformerEncoder with batch_first=True"
 _LATER = "end the extractor before it: it belongs to the classifier, which stays with you"

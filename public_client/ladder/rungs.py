@@ -103,7 +103,7 @@ class Ladder:
         """
         passes = {name: plan.method.record_passes(record_shape) for name, plan in self.plans.items()}
         one = pass_seconds(model, record_shape) if any(passes.values()) else 0.0
-        long = {name: one * count for name, count in passes.items() if one * count > (name != VIEWS) * _LONG}
+        long = {name: one * count for name, count in passes.items() if one * count > (0.0 if name == VIEWS else _LONG)}
         return replace(self, seconds=long)
 
     def without(self, skipped: Collection[str], asked: Sequence[str]) -> Ladder:

@@ -92,7 +92,7 @@ class Columns:
         """
         still, far = np.zeros(2 * self._count), self._far(observed, reference)
         starts = [(reference.shares, still), (likely, still), (reference.shares, far)][: 3 if far.any() else 2]
-        some = self._few(slice(None, None, -(-len(self._labels) // _FITTED) if self._slow else 1), reference)
+        some = self._few(slice(None, None, -(-len(self._labels) // _FITTED)), reference) if self._slow else self
         fits = [some._fitted(observed, reference, *start) for start in starts]
         best = max(fits, key=lambda fit: fit.evidence)
         ends = [fit for fit in fits if fit is best or float(np.abs(fit.offset - best.offset).max()) > _APART]
