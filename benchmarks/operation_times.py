@@ -164,6 +164,7 @@ _PLAIN = (
     "tanh",
     "sigmoid",
     "cos",
+    "exp",
     "log",
     "hardswish",
     "hardsigmoid",

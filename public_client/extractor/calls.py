@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -13,12 +12,12 @@ from dpswd.public_client.extractor import functions as f
 from dpswd.public_client.extractor import masks, owned, reductions, sequence_layers, views
 from dpswd.public_client.extractor.unlowered import counted, moved
 
-_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos", "log")
+_PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hardsigmoid", "cos", "log", "exp")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-_OF_TENSORS = ["relu", "tanh", "sigmoid", "cos", "log", "mean", "sum", "amax", "max", "isnan", "nan_to_num"]
+_OF_TENSORS = ["relu", "tanh", "sigmoid", "cos", "log", "exp", "mean", "sum", "amax", "max", "isnan", "nan_to_num"]
 _OF_TENSORS += ["masked_fill", "logical_not", "logical_and", "logical_or", "neg", "add", "sub", "mul", "div", "matmul"]
-_OF_TENSORS += ["bmm", "softmax", "flatten", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "split"]
-_OF_TENSORS += ["chunk", "unbind", "roll", "abs", "clamp", "clip", "clamp_min", "clamp_max"]
+_OF_TENSORS += ["bmm", "softmax", "reshape", "permute"]
+_OF_TENSORS += ["abs", "clamp", "clip", "clamp_min", "clamp_max"]
 """Methods that do what torch's function of their name does."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 
@@ -49,10 +48,7 @@ FUNCTIONS: dict[Any, f.Function] = {
     torch.sum: reductions.reduction("sum"),
     torch.amax: reductions.reduction("max"),
     torch.max: reductions.largest,
-    torch.flatten: views.flatten,
-    torch.reshape: views.view,
-    torch.squeeze: views.squeeze,
-    torch.unsqueeze: views.unsqueeze,
+    torch.reshape: views.reshape,
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), views.concatenate),
     **{getattr(operator, name): f.binary(name) for name in _ARITHMETIC},
     **{getattr(torch, name): f.binary(name) for name in ("add", "sub", "mul")},
@@ -61,15 +57,8 @@ FUNCTIONS: dict[Any, f.Function] = {
     **dict.fromkeys((functional.softmax, torch.softmax), views.over_last("softmax")),
     functional.normalize: views.normalize,
     functional.scaled_dot_product_attention: sequence_layers.scaled_dot_product_attention,
-    torch.stack: views.stack,
-    torch.roll: views.roll,
     functional.pad: views.pad,
     torch.permute: views.permute,
-    torch.transpose: views.transpose,
-    torch.split: views.split,
-    torch.chunk: views.chunk,
-    torch.unbind: views.unbind,
-    math.sqrt: f.root,
     **{getattr(place, name): masks.compare(name) for name in _COMPARISONS for place in (operator, torch)},
     **dict.fromkeys((operator.invert, torch.logical_not, torch.bitwise_not), masks.negation),
     **dict.fromkeys((operator.and_, torch.logical_and, torch.bitwise_and), masks.both),
@@ -81,7 +70,6 @@ FUNCTIONS: dict[Any, f.Function] = {
     functional.group_norm: owned.group_norm,
     functional.batch_norm: owned.batch_norm,
     functional.embedding: owned.embedding,
-    torch._assert: f.asserted,
     torch.isnan: masks.missing,
     torch.nan_to_num: masks.nan_to_num,
     torch.where: masks.where,
@@ -93,17 +81,13 @@ FUNCTIONS: dict[Any, f.Function] = {
 }
 """How each function that a forward method may call is lowered."""
 
-NAMED: dict[str, f.Function] = {"stochastic_depth": f.stochastic_depth}
+NAMED: dict[str, f.Function] = {"stochastic_depth": f.keep}
 """How a function of another library that tracing leaves as one call is lowered, by its name."""
 
 METHODS: dict[str, f.Function] = {
     **{name: FUNCTIONS[getattr(torch, name)] for name in (*_COMPARISONS, *_OF_TENSORS)},
     "relu_": f.activation("relu"),
     "add_": f.binary("add"),
-    "view": views.view,
-    "unflatten": views.unflatten,
-    "size": views.size,
-    "dim": views.dim,
     **dict.fromkeys(("to", "type_as"), moved),
     **dict.fromkeys(("expand", "repeat"), views.expanded),
     # A record is float32; an embedding takes its whole numbers as they are.
@@ -116,7 +100,7 @@ _LAYER = "call a layer that owns the weights, such as nn.Linear or nn.Conv2d"
 _WHOLE = "use layers that treat a record as a whole, such as nn.Linear and nn.Conv2d"
 INSTEAD: dict[str, str] = {
     **dict.fromkeys(("log_softmax", "cross_entropy"), _LATER),
-    **dict.fromkeys(("mm", "einsum"), _LAYER),
+    "mm": _LAYER,
     "interpolate": "an extractor only shrinks its input: leave upsampling out",
     **dict.fromkeys(("gather", "index_select"), _WHOLE),
     "detach": "leave it out: gradients are taken for the declared parameters only",

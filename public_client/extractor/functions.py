@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,17 +53,6 @@ def keep(builder: Builder, input: Traced, *_: Any, **__: Any) -> Traced:
     return input
 
 
-def asserted(builder: Builder, condition: Any, message: str = "") -> None:
-    """torch._assert of sizes, which hold where the forward could be traced."""
-
-
-def stochastic_depth(builder: Builder, input: Traced, p: float, mode: str, training: bool = True) -> Traced:
-    """torchvision's, which is the identity where nothing is trained."""
-    if training and p:
-        raise Refused("stochastic depth in train mode is random", "call module.eval()")
-    return input
-
-
 def max_pool(dimensions: int) -> Function:
     """F.max_pool1d / F.max_pool2d."""
 
@@ -102,7 +90,7 @@ def adaptive_pool(form: str, dimensions: int) -> Function:
 
     def lower(builder: Builder, input: Traced, output_size: Any, return_indices: bool = False) -> Traced:
         _refuse_indices(return_indices)
-        if input.shape is None:
+        if input is UNKNOWN:
             return UNKNOWN
         entries = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size,) * dimensions
         sides = input.shape[1:]
@@ -121,19 +109,24 @@ def _refuse_indices(return_indices: bool) -> None:
 
 
 def binary(name: str) -> Function:
-    """Arithmetic of two tensors, a tensor and a constant, or two sizes."""
+    """Arithmetic of two tensors, or a tensor and a constant."""
 
     def lower(builder: Builder, input: Any, other: Any, alpha: Any = 1, inplace: bool = False) -> Any:
         if alpha != 1:
             raise Refused("alpha is not in the vocabulary", "multiply first")
-        if input is UNKNOWN or other is UNKNOWN:
-            return UNKNOWN
-        if isinstance(input, Traced) and isinstance(other, Held) and input.shape is not None:
-            return _of_tensors(builder, name, input, other.beside(builder, len(input.shape)))
-        if isinstance(other, Traced) and isinstance(input, Held) and other.shape is not None:
-            return _of_tensors(builder, name, input.beside(builder, len(other.shape)), other)
-        if isinstance(input, Traced) and isinstance(other, Traced):
-            return _of_tensors(builder, name, input, other)
+        both = [value for value in (input, other) if isinstance(value, (Traced, Held))]
+        rank = max((len(value.shape) for value in both if isinstance(value, Traced)), default=None)
+        if rank is None and both:  # of the module's own: with one side more than they have, none is the batch's
+            rank = max(len(value.shape) for value in both)
+            values = [value.beside(builder, rank) if isinstance(value, Held) else value for value in (input, other)]
+            made = lower(builder, values[0], values[1])
+            return replace(both[0], shape=made.shape, part=made)
+        if name == "matmul" and rank == 1 and isinstance(other, Held) and len(other.shape) == 2:  # a row times a matrix
+            product = builder.emit("matmul", builder.reshape(input, (1, *input.shape)), other.beside(builder, 2))
+            return builder.reshape(product, product.shape[1:])
+        a, b = (value.beside(builder, rank or 0) if isinstance(value, Held) else value for value in (input, other))
+        if isinstance(a, Traced) and isinstance(b, Traced):
+            return _of_tensors(builder, name, a, b)
         if isinstance(input, Traced) and type(other) in (int, float):
             return _with_constant(builder, name, input, float(other))
         if isinstance(other, Traced) and type(input) in (int, float):
@@ -141,24 +134,9 @@ def binary(name: str) -> Function:
                 return _with_constant(builder, name, other, float(input))
             if name == "sub":
                 return builder.emit("scale_shift", other, gain=-1.0, shift=input)
-        if type(input) in (int, float) and type(other) in (int, float) and name in _OF_SIZES:
-            return _OF_SIZES[name](input, other)
         raise Refused(f"{name} of these operands is not in the vocabulary", "use +, - and * of tensors and constants")
 
     return lower
-
-
-_OF_SIZES = {name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "pow")}
-"""Shape arithmetic: of numbers that are no one's."""
-
-
-def root(builder: Builder, input: Any) -> Any:
-    """math.sqrt of a size."""
-    if input is UNKNOWN:
-        return UNKNOWN
-    if type(input) not in (int, float):
-        raise Refused("math.sqrt of what depends on the record or the batch", "take it of a size, as x.size(-1)")
-    return math.sqrt(input)
 
 
 _WORDS = {"add": "add", "mul": "multiply", "matmul": "matmul", "truediv": "divide"}

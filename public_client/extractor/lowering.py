@@ -49,15 +49,15 @@ class Refused(Exception):
         self.instead = instead
 
 
+@dataclass(frozen=True)
 class Batch:
-    """Stands for the batch size in shape arithmetic; only its place can matter, never its value.
+    """Stands for the batch size in a call; only its place can matter, never its value.
 
     Attributes:
         windows: of each record that stand beside the batch.
     """
 
-    def __init__(self, windows: int = 1) -> None:
-        self.windows = windows
+    windows: int = 1
 
 
 BATCH: Final = Batch()
@@ -69,11 +69,11 @@ class Traced:
 
     Attributes:
         number: of the graph's value; -1 after a refusal.
-        shape: of one record; None after a refusal, when nothing more can be said.
+        shape: of one record.
     """
 
     number: int
-    shape: Shape | None
+    shape: Shape
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Truth(Traced):
     """What a comparison gives: 1.0 where it is so, which a mask of attention takes otherwise than a number."""
 
 
-UNKNOWN: Final = Traced(-1, None)
+UNKNOWN: Final = Traced(-1, ())
 """The value of whatever follows a refusal: it spreads, and causes no further refusals by itself."""
 
 
@@ -108,7 +108,7 @@ class Builder:
         Raises:
             Refused: the attributes are not allowed, or the shapes do not fit.
         """
-        if any(value.shape is None for value in inputs):
+        if any(value is UNKNOWN for value in inputs):
             return UNKNOWN
         operation = VOCABULARY[name]
         attributes = {key: operation.attributes[key].read(value) for key, value in arguments.items()}
@@ -124,4 +124,4 @@ class Builder:
 
     def reshape(self, value: Traced, shape: Shape) -> Traced:
         """A reshape of one record, or nothing where the shape is already that."""
-        return value if value.shape in (None, shape) else self.emit("reshape", value, shape=shape)
+        return value if value is UNKNOWN or value.shape == shape else self.emit("reshape", value, shape=shape)

@@ -5,11 +5,10 @@ A truth is 1.0 or 0.0 in a graph, so `.float()` of it changes nothing.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from dpswd.public_client.extractor.functions import Function, binary, negative
-from dpswd.public_client.extractor.lowering import UNKNOWN, Batch, Builder, Refused, Traced, Truth
+from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced, Truth
 from dpswd.public_client.extractor.unlowered import Held
 
 _MASKED = 1e6
@@ -20,12 +19,8 @@ def compare(name: str) -> Function:
     """A comparison, by the name that the operator module gives it."""
 
     def lower(builder: Builder, input: Any, other: Any) -> Any:
-        if input is UNKNOWN or other is UNKNOWN:
-            return UNKNOWN
         if not isinstance(input, (Traced, Held)) and not isinstance(other, (Traced, Held)):
-            if isinstance(input, Batch) or isinstance(other, Batch):
-                raise Refused("a comparison of the batch size", "leave it out: any number of records is taken")
-            return getattr(operator, name)(input, other)
+            raise Refused(f"{name} of these operands is not in the vocabulary", "compare tensors and constants")
         if name in ("gt", "ge"):
             return compare({"gt": "lt", "ge": "le"}[name])(builder, other, input)
         if name == "le":  # less or equal, so that NaN is neither
@@ -40,10 +35,10 @@ def compare(name: str) -> Function:
 
 def truth(value: Traced) -> Traced:
     """A value of 1.0 and 0.0 as what a comparison gives."""
-    return value if value.shape is None else Truth(value.number, value.shape)
+    return value if value is UNKNOWN else Truth(value.number, value.shape)
 
 
-def as_scores(builder: Builder, mask: Any, sides: int, *, keep: bool) -> Traced:
+def as_scores(builder: Builder, mask: Any, sides: int, *, keep: bool) -> Any:
     """What is added to scores of attention before the softmax.
 
     Args:
@@ -54,7 +49,7 @@ def as_scores(builder: Builder, mask: Any, sides: int, *, keep: bool) -> Traced:
     """
     if isinstance(mask, Held):
         mask = truth(mask.beside(builder, sides)) if mask.truth else mask.beside(builder, sides)
-    if mask is UNKNOWN or mask.shape is None:
+    if mask is UNKNOWN:
         return UNKNOWN
     if isinstance(mask, Truth):
         gain, shift = (_MASKED, -_MASKED) if keep else (-_MASKED, 0.0)
@@ -65,9 +60,9 @@ def as_scores(builder: Builder, mask: Any, sides: int, *, keep: bool) -> Traced:
 def _compared(builder: Builder, name: str, a: Any, b: Any) -> Traced:
     """A < b or a == b."""
     word = {"lt": "less", "eq": "equal"}[name]
-    if isinstance(a, Held) and isinstance(b, Traced) and b.shape is not None:
+    if isinstance(a, Held) and isinstance(b, Traced) and b is not UNKNOWN:
         a = a.beside(builder, len(b.shape))
-    if isinstance(b, Held) and isinstance(a, Traced) and a.shape is not None:
+    if isinstance(b, Held) and isinstance(a, Traced) and a is not UNKNOWN:
         b = b.beside(builder, len(a.shape))
     if isinstance(a, Traced) and isinstance(b, Traced):
         return builder.emit(word, a, b)
@@ -111,8 +106,6 @@ def nan_to_num(
 
 def where(builder: Builder, condition: Traced, input: Any, other: Any) -> Any:
     """torch.where(mask, x, y): x * mask + y * (1 - mask), since a choice would tell by its time what is chosen."""
-    if condition is UNKNOWN:
-        return UNKNOWN
     chosen = binary("mul")(builder, condition, _finite(input))
     return binary("add")(builder, chosen, binary("mul")(builder, negation(builder, condition), _finite(other)))
 

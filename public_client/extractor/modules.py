@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,18 +51,22 @@ def _call(function: functions.Function) -> Lower:
     return lower
 
 
-def _padding(layer: Any) -> Any:
-    """Of a convolution: zeros, of a fixed size at both ends."""
-    if layer.padding_mode != "zeros":
-        raise Refused(f"padding_mode {layer.padding_mode!r} is not in the vocabulary", "use padding_mode='zeros'")
-    if layer.padding == "valid":
-        return 0
-    if layer.padding == "same":
-        around = [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
-        if any(size % 2 for size in around):
-            raise Refused("padding='same' with an even kernel pads unevenly", "use an odd kernel")
-        return [size // 2 for size in around]
-    return layer.padding
+def _convolution(name: str) -> Lower:
+    """Of zeros around the record, as many as are told, or of which the result is as large as the record."""
+
+    def lower(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+        if layer.padding_mode != "zeros":
+            raise Refused(f"padding_mode {layer.padding_mode!r} is not in the vocabulary", "use padding_mode='zeros'")
+        padding = 0 if layer.padding == "valid" else layer.padding
+        if padding == "same":
+            around = [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+            padding = [size // 2 for size in around]
+            if any(size % 2 for size in around):  # one more behind than before
+                x = views.pad(builder, x, [half for size in reversed(around) for half in (size // 2, size - size // 2)])
+                padding = 0
+        return _layer(name, padding=lambda _: padding)(builder, layer, path, x)
+
+    return lower
 
 
 def _batch_norm(ranks: tuple[int, ...]) -> Lower:
@@ -73,7 +78,7 @@ def _batch_norm(ranks: tuple[int, ...]) -> Lower:
             )
         if layer.training:
             raise Refused(*TRAIN_MODE)
-        if x.shape is not None and len(x.shape) not in ranks:
+        if x is not UNKNOWN and len(x.shape) not in ranks:
             raise Refused(f"{type(layer).__name__} does not take records of shape {x.shape}", "check the input shape")
         return _layer("batch_norm")(builder, layer, path, x)
 
@@ -87,10 +92,18 @@ def _instance_norm(builder: Builder, layer: Any, path: str, x: Traced) -> Traced
     return builder.emit("group_norm", x, path=path, **channels, eps=layer.eps, affine=layer.affine)
 
 
-def _embedding(builder: Builder, layer: Any, path: str, x: Traced) -> Traced:
+def _embedding(builder: Builder, layer: Any, path: str, x: Any) -> Any:
     if layer.max_norm is not None:
         raise Refused("an embedding with max_norm changes its weights as it is read", "leave max_norm out")
+    if isinstance(x, Whole):
+        return x.rows_of(builder, tensor_name(path, "weight"), tuple(layer.weight.shape))
+    if isinstance(x, Column):
+        return x.called(builder, "embedding", lambda _, number: _layer("embedding")(builder, layer, path, number))
     return _layer("embedding")(builder, layer, path, x)
+
+
+def _padded(builder: Builder, layer: Any, _path: str, x: Traced) -> Traced:
+    return views.pad(builder, x, layer.padding, value=layer.value)
 
 
 _ALIKE: tuple[type[nn.Module], ...] = (nn.Linear, nn.ReLU, nn.ELU, nn.SELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
@@ -98,8 +111,8 @@ _ALIKE += (nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
 
 MODULES: dict[type[nn.Module], Lower] = {
     **{layer: _layer(layer.__name__.lower()) for layer in _ALIKE},
-    nn.Conv1d: _layer("conv1d", padding=_padding),
-    nn.Conv2d: _layer("conv2d", padding=_padding),
+    nn.Conv1d: _convolution("conv1d"),
+    nn.Conv2d: _convolution("conv2d"),
     nn.BatchNorm1d: _batch_norm((1, 2)),
     nn.BatchNorm2d: _batch_norm((3,)),
     nn.InstanceNorm1d: _instance_norm,
@@ -117,15 +130,17 @@ MODULES: dict[type[nn.Module], Lower] = {
     nn.Embedding: _embedding,
     **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), sequence_layers.recurrent),
     nn.MultiheadAttention: sequence_layers.multihead,
+    **{getattr(nn, f"{kind}Pad{n}d"): _padded for kind in ("Constant", "Zero") for n in (1, 2)},
     nn.PReLU: _layer("prelu"),
-    nn.Flatten: lambda builder, layer, _, x: views.flatten(builder, x, layer.start_dim, layer.end_dim),
-    nn.Unflatten: lambda builder, layer, _, x: views.unflatten(builder, x, layer.dim, layer.unflattened_size),
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout), _call(functions.keep)),
     adapters.AffineWarp2d: _layer("affine_warp2d"),
     adapters.ChannelAffine: _layer("channel_affine"),
     adapters.FeatureAffine: _layer("feature_affine"),
 }
 """How each layer is lowered; a subclass with a forward of its own is traced through it instead."""
+
+_OF_LAST = {*_ALIKE, nn.GELU, nn.LeakyReLU, nn.LayerNorm, nn.Identity, nn.Dropout}
+"""What computes along the last side alone, or each number by itself."""
 
 _RECURRENT = "use nn.GRU or nn.LSTM with batch_first=True, or nn.Conv1d and pooling over time"
 _ENCODER = "use nn.TransformerEncoder with batch_first=True"
@@ -144,7 +159,6 @@ INSTEAD: dict[str, str] = {
     "Upsample": "an extractor only shrinks its input: leave upsampling out",
     "RReLU": "use nn.LeakyReLU: random slopes would differ between records",
     "LocalResponseNorm": "use nn.GroupNorm",
-    "RMSNorm": "use nn.LayerNorm",
     **dict.fromkeys(("LogSoftmax", "CrossEntropyLoss"), _LATER),
     **dict.fromkeys(("Fold", "Unfold"), "use nn.Conv2d"),
     "LPPool2d": "use nn.AvgPool2d or nn.MaxPool2d",
@@ -181,18 +195,19 @@ def lower_module(
     kind = lowered_type(layer)
     if kind is None or hasattr(layer, "parametrizations"):
         raise Refused(f"{type(layer).__name__} is not in the vocabulary", instead_of(layer))
-    if isinstance(layer, nn.Embedding) and layer.max_norm is None and isinstance(arguments[0], Whole):
-        return arguments[0].rows_of(builder, tensor_name(path, "weight"), tuple(layer.weight.shape))
-    if isinstance(layer, nn.Embedding) and isinstance(arguments[0], Column):
-        return arguments[0].called(builder, "embedding", lambda _, number: _embedding(builder, layer, path, number))
     if kind is nn.MultiheadAttention:
         return sequence_layers.self_attention(builder, layer, path, *arguments, **options)
     arguments = (*arguments, *options.values())
+    lower: Callable[..., Any] = partial(MODULES[kind], builder, layer, path)
+    if kind is nn.Embedding and isinstance(arguments[0], (Whole, Column)):
+        return lower(arguments[0])
+    if isinstance(arguments[0], View) and arguments[0].windows > 1 and kind in _OF_LAST:
+        return arguments[0].each(lower, builder)
     if own := next((argument for argument in arguments if isinstance(argument, Unlowered)), None):
         raise own.refused(type(layer).__name__)
     if len(arguments) != 1 or not isinstance(arguments[0], Traced):
         raise Refused(f"{type(layer).__name__} must be called with one tensor", "pass one tensor")
-    return MODULES[kind](builder, layer, path, arguments[0])
+    return lower(arguments[0])
 
 
 def _normalize(builder: Builder, layer: Any, x: Traced) -> Traced:
@@ -217,7 +232,7 @@ def _within_windows(builder: Builder, layer: Any, path: str, x: Any, mask: Any =
         places = math.prod(mask.shape) // count
         added = builder.reshape(mask.beside(builder, 3), (count, 1, places))
     out = windows.attention(builder, layer, path, base, count, added)
-    if out.shape is None or isinstance(x, Traced):
+    if out is UNKNOWN or isinstance(x, Traced):
         return out
     return View(out, (out.shape[0] // count, out.shape[1]), windows=count)
 

@@ -41,8 +41,6 @@ def _owner(weight: Any, bias: Any = None, **others: Any) -> str:
 
 def linear(builder: Builder, input: Traced, weight: Any, bias: Any = None) -> Traced:
     """F.linear; the bias may be any value."""
-    if input.shape is None or bias is UNKNOWN:
-        return UNKNOWN
     if isinstance(bias, Held) and bias.part is not None:  # put together, as queries' and values' of timm's BEiT
         bias = bias.beside(builder, 1)
     beside = isinstance(bias, Traced)
@@ -50,7 +48,7 @@ def linear(builder: Builder, input: Traced, weight: Any, bias: Any = None) -> Tr
     rows, columns = weight.stored
     sizes = {"in_features": columns, "out_features": rows, "bias": bias is not None and not beside}
     out = builder.emit("linear", input, path=path, **sizes)
-    if beside and out.shape is not None:
+    if beside and out is not UNKNOWN:
         out = builder.emit("add", out, builder.reshape(bias, (1,) * (len(out.shape) - 1) + (rows,)))
     return out
 
@@ -88,7 +86,7 @@ def group_norm(
     """F.group_norm."""
     if (weight is None) != (bias is None):
         raise Refused("group_norm with a weight or a bias alone", "give both or none")
-    channels = {"num_channels": (input.shape or (0,))[0], "num_groups": num_groups}
+    channels = {"num_channels": input.shape[0], "num_groups": num_groups}
     return builder.emit("group_norm", input, path=_owner(weight, bias), **channels, eps=eps, affine=weight is not None)
 
 

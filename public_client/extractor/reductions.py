@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpswd.public_client.extractor.functions import Function, adaptive_pool
-from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.lowering import Builder, Refused, Traced
 from dpswd.public_client.extractor.unlowered import Lower, Unlowered
 from dpswd.shared.sandbox.operations import Shape
 
@@ -16,8 +16,6 @@ def reduction(form: str) -> Function:
     """Mean ("avg"), sum or maximum ("max") over sides, the batch apart."""
 
     def lower(builder: Builder, input: Traced, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Traced:
-        if input.shape is None:
-            return UNKNOWN
         sides = _sides(input.shape, dim)
         length = math.prod(input.shape[side] for side in sides)
         if form != "sum":
@@ -38,7 +36,7 @@ def _sides(shape: Shape, dim: Any) -> list[int]:
 
 
 def _pooled(builder: Builder, form: str, x: Traced, sides: list[int], *, keepdim: bool) -> Traced:
-    shape = x.shape or ()
+    shape = x.shape
     rest = [side for side in range(len(shape)) if side not in sides]
     left = tuple(1 if side in sides else shape[side] for side in range(len(shape)))
     out = left if keepdim else tuple(shape[side] for side in rest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
@@ -19,8 +20,6 @@ def attend(
     builder: Builder, q: Traced, k: Traced, v: Traced, scale: float | None = None, masks: tuple[Traced, ...] = ()
 ) -> Traced:
     """Scaled dot products of (..., t, d): each place of q looks at every place of k that masks leave."""
-    if q.shape is None or k.shape is None or v.shape is None:
-        return UNKNOWN
     sides = list(range(len(k.shape)))
     turned = builder.emit("permute", k, order=(*sides[:-2], sides[-1], sides[-2]))
     scores = builder.emit("matmul", q, turned)
@@ -39,8 +38,6 @@ def scaled_dot_product_attention(
         raise Refused("is_causal is not in the vocabulary", _CAUSAL)
     if dropout_p:
         raise Refused("dropout in evaluation mode makes features random", "pass dropout_p=0.0 where not training")
-    if query.shape is None:
-        return UNKNOWN
     masks = () if attn_mask is None else (as_scores(builder, attn_mask, len(query.shape), keep=True),)
     return attend(builder, query, key, value, scale, masks)
 
@@ -58,7 +55,7 @@ def multihead(builder: Builder, layer: Any, path: str, x: Traced, masks: tuple[T
         raise Refused("attention over the first dimension would mix the records of a batch", _FIRST)
     if not layer._qkv_same_embed_dim or layer.bias_k is not None or layer.add_zero_attn:
         raise Refused("attention with kdim, vdim, add_bias_kv or add_zero_attn", "leave it out")
-    if x.shape is None:
+    if x is UNKNOWN:
         return UNKNOWN
     t, heads = x.shape[0], layer.num_heads
     bias = layer.in_proj_bias is not None
@@ -123,8 +120,18 @@ class Encoder(nn.TransformerEncoder):
         return src if self.norm is None else self.norm(src)
 
 
+class RmsNorm(nn.RMSNorm):
+    """The same, over the last sides."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See torch's."""
+        sides, least = tuple(range(-len(self.normalized_shape), 0)), self.eps or torch.finfo(torch.float32).eps
+        normal = x * torch.rsqrt((x * x).mean(sides, keepdim=True) + least)
+        return normal if self.weight is None else normal * self.weight
+
+
 _WRITTEN_OUT: dict[type[nn.Module], type[nn.Module]]
-_WRITTEN_OUT = {nn.TransformerEncoderLayer: EncoderLayer, nn.TransformerEncoder: Encoder}
+_WRITTEN_OUT = {nn.TransformerEncoderLayer: EncoderLayer, nn.TransformerEncoder: Encoder, nn.RMSNorm: RmsNorm}
 
 
 def written_out(module: nn.Module) -> type[nn.Module] | None:
@@ -138,21 +145,20 @@ def recurrent(builder: Builder, layer: Any, path: str, x: Traced) -> Any:
         raise Refused("a recurrent layer over the first dimension would mix the records of a batch", _FIRST)
     if getattr(layer, "proj_size", 0):
         raise Refused("proj_size is not in the vocabulary", "use an nn.Linear behind the layer")
-    if x.shape is None:
+    if x is UNKNOWN:
         return UNKNOWN, UNKNOWN
     name, states = type(layer).__name__.lower(), []
     if name == "rnn" and layer.nonlinearity == "relu":
         name = "rnn_relu"
     for number in range(layer.num_layers):
-        size = x.shape[-1] if x.shape is not None else 0
         outputs = []
         for reverse in (False, True)[: 1 + layer.bidirectional]:
             out = builder.emit(
-                name, x, path=path, input_size=size, hidden_size=layer.hidden_size,
+                name, x, path=path, input_size=x.shape[-1], hidden_size=layer.hidden_size,
                 layer=number, reverse=reverse, bias=layer.bias,
             )  # fmt: skip
             outputs.append(out)
-            states.append(place(builder, out, 0, 0 if reverse else x.shape[0] - 1 if x.shape is not None else 0))
+            states.append(place(builder, out, 0, 0 if reverse else x.shape[0] - 1))
         x = outputs[0] if len(outputs) == 1 else _joined(builder, outputs)
     last = Last(path, tuple(states))
     return x, ((last, Last(path, ())) if name == "lstm" else last)

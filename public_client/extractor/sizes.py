@@ -1,8 +1,8 @@
-"""Sizes while a module is traced: what a forward reads of a tensor's shape is a number, but for the batch's.
+"""Sizes while a module is traced: what a forward reads of a tensor's shape is a number.
 
 `torch.fx` runs a forward on symbols, on which `if x.shape[1] > 14` fails. So every symbol has beside it what the
-operation gives of tensors without storage, and its sides are told from that. A side that is a multiple of the batch
-stays a symbol: nothing may depend on how many records there are.
+operation gives of tensors without storage, and its sides are told from that. A number that is a multiple of the tried
+batch's size is the batch when calls are lowered: nothing may depend on how many records there are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from dpswd.public_client.extractor.lowering import Builder, Traced
+from dpswd.public_client.extractor.lowering import UNKNOWN, Batch, Builder, Traced
 from dpswd.public_client.extractor.modules import lower_module
 
 BATCH_TRIED = 7919
@@ -30,31 +30,37 @@ class SizedProxy(fx.Proxy):
 
     @property
     def shape(self) -> Any:
-        """The sides: numbers, and symbols where the batch is."""
-        seen: Any = fx.Proxy.__getattr__(self, "shape")
-        if not isinstance(self.sample, Tensor):
-            return seen
-        return tuple(side if side % BATCH_TRIED else _symbol(seen[i], side) for i, side in enumerate(self.sample.shape))
+        """The sides, as numbers."""
+        return tuple(self.sample.shape) if isinstance(self.sample, Tensor) else fx.Proxy.__getattr__(self, "shape")
 
     def size(self, dim: int | None = None) -> Any:
         """`Tensor.size`."""
-        if not isinstance(self.sample, Tensor):
-            return fx.Proxy.__getattr__(self, "size")(*(() if dim is None else (dim,)))
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> Any:
-        """`Tensor.dim`."""
-        return self.sample.dim() if isinstance(self.sample, Tensor) else fx.Proxy.__getattr__(self, "dim")()
-
-    @property
-    def ndim(self) -> Any:
-        """`Tensor.ndim`."""
+        """`Tensor.dim`, and the same read as `Tensor.ndim`."""
         return self.sample.dim() if isinstance(self.sample, Tensor) else fx.Proxy.__getattr__(self, "ndim")
 
+    ndim = property(dim)
 
-def _symbol(of: Any, side: int) -> Any:
-    of.sample = side
-    return of
+    def t(self) -> Any:
+        """`Tensor.t`, and the same read as `Tensor.T`; `Tensor.mT` of more sides."""
+        return self.transpose(-2, -1)
+
+    T = mT = property(t)  # noqa: N815 - as torch calls it
+
+    def __len__(self) -> int:
+        """`len(x)`."""
+        return len(self.sample) if isinstance(self.sample, Tensor) else super().__len__()
+
+
+def with_batch(given: Any) -> Any:
+    """What a call was given, with the batch where a number stands for it."""
+
+    def seen(one: Any) -> Any:
+        return Batch(one // BATCH_TRIED) if type(one) is int and one and one % BATCH_TRIED == 0 else one
+
+    return fx.node.map_aggregate(given, seen)
 
 
 def sample_of(root: nn.Module, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
@@ -95,23 +101,20 @@ def _of_layer(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, A
     result = lower_module(builder, layer, "layer", tuple(same), dict.fromkeys(options))
     whole = result if isinstance(result, tuple) else (result,)
     made = [
-        torch.empty(len(first), *one.shape, device="meta")
-        if isinstance(one, Traced) and one.shape is not None
-        else None
+        torch.empty(len(first), *one.shape, device="meta") if isinstance(one, Traced) and one is not UNKNOWN else None
         for one in whole
     ]
     return tuple(made) if isinstance(result, tuple) else made[0]
 
 
-class _NoSample(Exception):
-    """A symbol without a sample."""
+_PLACES = {"device": "meta", "dtype": torch.float32}
 
 
 def _sample(value: Any) -> Any:
+    if isinstance(value, fx.proxy.Attribute) and value.attr in _PLACES:
+        return _PLACES[value.attr]
+    if isinstance(value, fx.Proxy) and (not isinstance(value, SizedProxy) or value.sample is None):
+        raise LookupError("a symbol without a sample")
     if isinstance(value, SizedProxy):
-        if value.sample is None:
-            raise _NoSample
         return value.sample
-    if isinstance(value, fx.Proxy):
-        raise _NoSample
     return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value

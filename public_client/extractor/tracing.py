@@ -8,8 +8,11 @@ so that a difference which tracing cannot see (an in-place operation on an alias
 
 from __future__ import annotations
 
+import copy
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,16 +20,19 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS, NAMED
 from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced, Truth
 from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.modules import ELSE, is_normalize, lower_module, lowered_type
+from dpswd.public_client.extractor.rewriting import REWRITES, in_fewer_words
 from dpswd.public_client.extractor.sequence_layers import written_out
-from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of
+from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of, with_batch
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
-from dpswd.public_client.extractor.views import concatenate, item, stack
+from dpswd.public_client.extractor.views import concatenate, item
 from dpswd.public_client.extractor.windows import is_window_attention
 from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
 from dpswd.shared.sandbox.building import Extractor
@@ -36,9 +42,9 @@ from dpswd.shared.sandbox.operations import Shape
 AGREEMENT = 1e-3
 """Largest difference between module and rebuilt extractor, relative to the largest feature: float32 sums in another
 order differ by 1e-5 in deep networks; a wrong operation differs by order one."""
-_VIEWS = {"getitem", "view", "reshape", "unsqueeze", "squeeze", "flatten"}
-_VIEWS |= {"transpose", "permute", "contiguous", "expand"}
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_VIEWS = {"getitem", "reshape", "permute", "contiguous", "expand"}
+_OF_SIZES = ("size", "dim", math.sqrt, torch._assert)  # of what is known they are numbers while it is traced
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Flatten, nn.Unflatten)
 _CONTROL_FLOW = "move branches and loops on values or shapes out of forward (torch.fx runs it once, on symbols)"
 _EMBEDDED = (
     "A frozen backbone need not travel: the hospital's operator can turn records into its features with "
@@ -70,6 +76,10 @@ class VocabularyTracer(fx.Tracer):
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *others: Any, **options: Any
     ) -> Any:
         """Notes the sides of what is computed."""
+        if kind in ("call_function", "call_method"):
+            with suppress(AttributeError, TypeError, IndexError, ValueError, RuntimeError):  # it is refused later
+                if (made := in_fewer_words(target, args, kwargs)) is not NotImplemented:
+                    return made
         made = super().create_proxy(kind, target, args, kwargs, *others, **options)
         if not isinstance(made, SizedProxy):
             return made
@@ -85,6 +95,11 @@ class VocabularyTracer(fx.Tracer):
         """A module's tensor is a symbol to the forward that is traced, and itself beside it."""
         return attr_val if self._aside else super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    def iter(self, obj: Any) -> Any:
+        """Of several tensors, as chunk and unbind give them, each in its turn."""
+        several = getattr(obj, "sample", None)
+        return (obj[i] for i in range(len(several))) if isinstance(several, (tuple, list)) else super().iter(obj)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - fx's signature
         """Whether a layer stays one node."""
         return is_leaf(m)
@@ -95,6 +110,8 @@ class VocabularyTracer(fx.Tracer):
         """Traces one layer, and notes where tracing failed."""
         if (made := written_out(m)) is not None:
             forward = partial(made.forward, m)
+        if m not in (self.submodule_paths or ()) and next(m.parameters(), None) is None:
+            return forward(*args, **kwargs)  # nn.Softmax(dim=-1)(x), made on the way
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -177,6 +194,8 @@ def _trace(module: nn.Module, input_shape: Shape) -> fx.Graph | Problem:
         graph = fx.Graph()
         graph.output(graph.call_module("", (graph.placeholder("input"),)))
         return graph
+    if (einops := sys.modules.get("einops._backends")) is not None:  # which goes by the type of what it is given
+        getattr(einops, "_type2backend", {})[SizedProxy] = einops.get_backend(torch.empty(0))
     for proxied in (True, False):  # a forward that branches on a buffer needs its values
         tracer = VocabularyTracer(input_shape)
         tracer.proxy_buffer_attributes = proxied
@@ -230,9 +249,8 @@ class _Lowering:
 
     def graph(self, output: Traced) -> ExtractorGraph:
         """The graph of what the output needs, renumbered."""
-        shape = output.shape or ()
-        if len(shape) != 1:
-            raise Refused(f"the output has shape {shape} per record, not a vector", "end with nn.Flatten()")
+        if len(output.shape) != 1:
+            raise Refused(f"the output has shape {output.shape} per record, not a vector", "end with nn.Flatten()")
         keep: set[int] = set()
         stack = [output.number]
         while stack:
@@ -279,10 +297,11 @@ class _Lowering:
             lower = METHODS.get(str(node.target))
         else:
             lower = FUNCTIONS.get(node.target) or NAMED.get(getattr(node.target, "__name__", ""))
-        if lower is None:
-            plain_name = _name(node).strip(".()").rstrip("_")
-            raise Refused(f"{_name(node)} is not in the vocabulary", INSTEAD.get(plain_name, ELSE))
-        return self._call(lower, _name(node).strip(".()"), *arguments, **options)
+        name, given = _name(node).strip(".()"), (*arguments, *options.values())
+        among = [one for each in given for one in (each if isinstance(each, (list, tuple)) else (each,))]
+        if any(one is UNKNOWN for one in among) and (lower or name in REWRITES or node.target in _OF_SIZES):
+            return UNKNOWN
+        return self._call(lower or _without_word(_name(node)), name, *arguments, **options)
 
     def _call(self, lower: Function, name: str, *arguments: Any, **options: Any) -> Any:
         """Lowers a function or method; what is no value of a record yet decides itself what it can be taken to."""
@@ -292,11 +311,11 @@ class _Lowering:
         if isinstance(first, Unlowered):
             return first.called(self._builder, name, lower, *arguments[1:], **options)
         among = tuple(first) if isinstance(first, (tuple, list)) else ()
-        if lower not in (concatenate, stack, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
+        if lower not in (concatenate, item) and any(isinstance(entry, (Traced, Unlowered)) for entry in among):
             raise Refused(
                 f"{name} of several tensors at once", "unpack them, as _, (h, c) = lstm(x) and then h[-1], and take one"
             )
-        for entry in (*(among if lower in (concatenate, stack) else ()), *others):
+        for entry in (*(among if lower is concatenate else ()), *others):
             if isinstance(entry, Unlowered) and not isinstance(entry, Held):
                 raise entry.refused(name)
         return _as_truth(first, name, lower(self._builder, *arguments, **options), others)
@@ -328,12 +347,22 @@ class _Lowering:
             raise Refused("works in place on a value that is used elsewhere too", "use inplace=False")
 
     def _resolve(self, argument: Any) -> Any:
-        return fx.node.map_arg(argument, lambda node: self._values[node])
+        return fx.node.map_arg(with_batch(argument), lambda node: self._values[node])
+
+
+def _without_word(name: str) -> Function:
+    plain = name.strip(".()").rstrip("_")
+    what = "in this form mixes records, or is" if plain in REWRITES else "is"
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Refused(f"{name} {what} not in the vocabulary", INSTEAD.get(plain, ELSE))
+
+    return refuse
 
 
 def _as_truth(first: Any, name: str, result: Any, others: tuple[Any, ...]) -> Any:
     """A view of truths holds truths; as a float it holds numbers."""
-    if not isinstance(first, Truth) or not isinstance(result, Traced) or result.shape is None:
+    if not isinstance(first, Truth) or not isinstance(result, Traced) or result is UNKNOWN:
         return result
     number = name in ("float", "type_as") or any(isinstance(other, torch.dtype) for other in others)
     if not number and (isinstance(result, Truth) or name in _VIEWS):
@@ -381,6 +410,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for child, training in modes:
             child.training = training
+
+
+def without_parametrizations(network: nn.Module) -> nn.Module:
+    """A copy whose weights are plain tensors: bounds and norms of weights are for training."""
+    made = copy.deepcopy(network)
+    for part in list(made.modules()):
+        for name in list(getattr(part, "parametrizations", ())):
+            parametrize.remove_parametrizations(part, name)
+        for hook in [hook for hook in part._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]:
+            remove_weight_norm(part, hook.name)
+    return made
 
 
 def _compare(module: nn.Module, graph: ExtractorGraph) -> None:

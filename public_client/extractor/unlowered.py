@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpswd.public_client.extractor.lowering import BATCH, Batch, Builder, Refused, Traced
+from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
 from dpswd.shared.sandbox.operations import Shape
 
 Lower = Callable[..., Any]
@@ -22,13 +22,12 @@ MAX_SIDES = 3
 """Sides that a value of one record has at most."""
 PLACE = "the place where records lie"
 """Stands for x.device, which does not travel."""
-_RESHAPES: dict[str, Callable[..., Tensor]] = {
-    name: getattr(Tensor, name) for name in ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
-}
 _NO_CHANGE = ("to", "type_as", "contiguous", "clone", "float")
 _TAKE_OWN = {"add", "sub", "mul", "div", "truediv", "matmul", "bmm", "iadd", "imul", "expand", "repeat"}
-_TAKE_OWN |= {"lt", "le", "gt", "ge", "eq", "ne"}
+_TAKE_OWN |= {"pow", "lt", "le", "gt", "ge", "eq", "ne"}
 _TAKE_OWN |= {"logical_not", "invert", "and_", "or_", "logical_and", "logical_or"}
+_BY_NUMBER = {"relu", "tanh", "sigmoid", "softplus", "exp", "log", "cos", "neg", "abs"}
+"""What makes a number of each number, also of a module's own tensor: gates, rates, frequencies."""
 _FLOATS, _WHOLE = (torch.float32, torch.float), (torch.int64, torch.int32)
 
 
@@ -145,45 +144,41 @@ class Held(Unlowered):
         """Reshapes it, cuts it, or takes it to arithmetic."""
         if name in _TAKE_OWN:
             return lower(builder, self, *arguments, **options)
+        if name in _BY_NUMBER:
+            return replace(self, part=lower(builder, self.beside(builder, len(self.shape)), *arguments, **options))
         if name in _NO_CHANGE:
             _refuse_types((*arguments, *options.values()), _FLOATS)
             return self
-        if name in _RESHAPES:
-            shape = _RESHAPES[name](_like(self.shape), *_without_batch(arguments), **options).shape
-            return replace(self, shape=tuple(shape))
-        if name in ("getattr", "size"):
-            return _described(self.shape, *arguments)
+        if name == "reshape":
+            return replace(self, shape=tuple(_without_batch(arguments[0])))
+        if (name, arguments) == ("getattr", ("device",)):
+            return PLACE
         if name == "getitem":
             return self._indexed(builder, arguments[0])
-        if name in ("permute", "transpose"):
-            return self._turned(builder, name, arguments)
+        if name == "permute":
+            return self._turned(builder, *arguments)
         raise self.refused(name)
 
-    def _turned(self, builder: Builder, name: str, dims: tuple[Any, ...]) -> Held:
+    def _turned(self, builder: Builder, *dims: Any) -> Held:
         """With its sides in another order."""
-        sides = tuple(dims[0]) if len(dims) == 1 else dims
-        order = [d % len(self.shape) for d in sides]
-        if name == "transpose":
-            a, b = order
-            order = list(range(len(self.shape)))
-            order[a], order[b] = b, a
+        order = [d % len(self.shape) for d in (tuple(dims[0]) if len(dims) == 1 else dims)]
         turned = builder.emit("permute", builder.reshape(self._value(builder), self.shape), order=order)
-        return replace(self, shape=turned.shape or (), part=turned)
+        return replace(self, shape=turned.shape, part=turned)
 
     def _looked_up(self, builder: Builder, whole: tuple[Any, ...]) -> Held:
         """table[index], table[:, index] of whole numbers that the module holds."""
         *before, index = whole
         if len(self.shape) != 2 or before not in ([], [slice(None)]) or not index.complete:
             raise self.refused("looking up places")
-        table = self if not before else self._turned(builder, "transpose", (0, 1))
+        table = self if not before else self._turned(builder, 1, 0)
         if int(index.numbers.min()) < 0 or int(index.numbers.max()) >= table.shape[0]:
             raise Refused(f"{index.path!r} holds places outside of {self.path!r}", "count from 0")
         stored = builder.emit("buffer", path=index.path, shape=index.stored)
         places = builder.reshape(stored, (index.numbers.numel(),))
         rows = builder.emit("look_up", table._value(builder), places)
-        looked_up = replace(table, shape=rows.shape or (), part=rows)
+        looked_up = replace(table, shape=rows.shape, part=rows)
         if before:
-            looked_up = looked_up._turned(builder, "transpose", (0, 1))
+            looked_up = looked_up._turned(builder, 1, 0)
             return replace(looked_up, shape=(self.shape[0], *index.numbers.shape))
         return replace(looked_up, shape=(*index.numbers.shape, self.shape[1]))
 
@@ -201,7 +196,7 @@ class Held(Unlowered):
             raise self.refused("indexing")
         value = builder.reshape(self._value(builder), self.shape[1:] if lead else self.shape)
         cut = indexed(builder, value, whole if lead else (slice(None), *whole))
-        return replace(self, shape=(1,) * lead + (cut.shape or ()), part=cut)
+        return replace(self, shape=(1,) * lead + cut.shape, part=cut)
 
     def refused(self, name: str) -> Refused:
         """Which tensor, and what to write."""
@@ -232,17 +227,19 @@ class Whole(Unlowered):
         if name in ("expand", "repeat"):
             sizes = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
             unchanged = {1} if name == "repeat" else {-1, *self.numbers.shape[1:]}
-            if self.numbers.shape[:1] == (1,) and sizes[0] is BATCH and set(sizes[1:]) <= unchanged:
+            if self.numbers.shape[:1] == (1,) and sizes[0] == BATCH and set(sizes[1:]) <= unchanged:
                 return self
         elif name in _NO_CHANGE[:-1] or name in ("long", "int"):
             _refuse_types((*arguments, *options.values()), _WHOLE)
             return self
-        elif name in _RESHAPES:
-            return replace(self, numbers=_RESHAPES[name](self.numbers, *_without_batch(arguments), **options))
-        elif name in ("getattr", "size"):
-            return _described(tuple(self.numbers.shape), *arguments)
+        elif name == "reshape":
+            return replace(self, numbers=self.numbers.reshape(_without_batch(arguments[0])))
+        elif (name, arguments) == ("getattr", ("device",)):
+            return PLACE
         elif name == "getitem":
             return replace(self, numbers=self.numbers[arguments[0]], complete=False)
+        elif name in ("add", "sub") and type(arguments[0]) is int:
+            return replace(self, numbers=getattr(torch, name)(self.numbers, arguments[0]), complete=False)
         raise self.refused(name)
 
     def rows_of(self, builder: Builder, path: str, table: Shape) -> Held:
@@ -286,7 +283,7 @@ class Column(Unlowered):
         if name in (*_NO_CHANGE, "long", "int"):
             _refuse_types((*arguments, *options.values()), (*_FLOATS, *_WHOLE))
             return self
-        if name == "getitem" or name in _RESHAPES:
+        if name in ("getitem", "reshape"):
             seen = lower(builder, replace(self.number, shape=()), *arguments, **options)
             if seen.shape:
                 return seen
@@ -304,7 +301,7 @@ def counted(builder: Builder, *bounds: Any, device: Any = None, dtype: Any = Non
 
 def place(builder: Builder, x: Traced, axis: int, number: int) -> Any:
     """One place of a side, which is dropped."""
-    if x.shape is None:
+    if x is UNKNOWN:
         return x
     one = builder.emit("slice", x, axis=axis, begin=number, end=number + 1)
     left = (*x.shape[:axis], *x.shape[axis + 1 :])
@@ -314,7 +311,7 @@ def place(builder: Builder, x: Traced, axis: int, number: int) -> Any:
 def indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Any:
     """x[:, a:b, n]: the batch is left alone."""
     if Ellipsis in index:
-        missing = len(x.shape or ()) + 2 - len(index) + index.count(None)
+        missing = len(x.shape) + 2 - len(index) + index.count(None)
         at = index.index(Ellipsis)
         index = (*index[:at], *(slice(None),) * missing, *index[at + 1 :])
     if None in index[1:]:  # new sides of 1
@@ -322,14 +319,13 @@ def indexed(builder: Builder, x: Traced, index: tuple[Any, ...]) -> Any:
         if isinstance(x, Column):
             return x.number
         left = [entry for entry in index if type(entry) is not int]
-        sides_of_x = iter(x.shape or ())
+        sides_of_x = iter(x.shape)
         return builder.reshape(x, (*(1 if entry is None else next(sides_of_x) for entry in left[1:]), *sides_of_x))
     batch, *sides = index
-    if batch != slice(None) or len(sides) > len(x.shape or ()):
+    if batch != slice(None) or len(sides) > len(x.shape):
         raise Refused("indexing must leave the batch alone", "begin with x[:, ...]")
     axis = 0
     for one in sides:
-        assert x.shape is not None, "a refusal ends this"
         length = x.shape[axis]
         if type(one) is int and -length <= one < length:
             x = place(builder, x, axis, one % length)
@@ -355,20 +351,11 @@ def _refuse_types(arguments: tuple[Any, ...], allowed: tuple[torch.dtype, ...]) 
             raise Refused(f"a change to {given}; only float32 travels", "leave the change of type out")
 
 
-def _described(shape: Shape, name: Any = "shape") -> Any:
-    if type(name) is int:
-        return shape[name]
-    if name not in ("shape", "device"):
-        raise Refused(f"attribute {name!r} is not in the vocabulary", "only .shape and .device can be read")
-    return shape if name == "shape" else PLACE
-
-
 def _like(shape: Shape) -> Tensor:
     return torch.empty(shape, device="meta")
 
 
-def _without_batch(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    given = (entry for one in arguments for entry in (one if isinstance(one, tuple) else (one,)))
-    if any(isinstance(entry, Batch) for entry in given):
+def _without_batch(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    if any(isinstance(side, Batch) for side in shape):
         raise Refused("a tensor of one's own reshaped by the batch size", "use expand(b, -1, -1), or let + broadcast")
-    return arguments
+    return shape

@@ -5,67 +5,26 @@ The batch dimension is never merged, dropped or permuted: that is what would let
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
 
 from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
-from dpswd.public_client.extractor.unlowered import MAX_SIDES, PLACE, Held, indexed, place
+from dpswd.public_client.extractor.unlowered import PLACE, Held, indexed
 from dpswd.public_client.extractor.wide_views import View, viewed
 
 
-def reshaping(function: Callable[..., Tensor], instead: str) -> Function:
-    """What changes nothing but a record's shape, found by trying it on a batch without storage.
-
-    Args:
-        function: of torch; takes the records first.
-        instead: what to use where the batch dimension does not stay apart.
-    """
-
-    def lower(builder: Builder, input: Traced, *arguments: Any, **options: Any) -> Traced | View:
-        if input.shape is None or any(value is UNKNOWN for value in arguments):
-            return UNKNOWN
-        shapes = set()
-        for records in _TRIED:
-            batch = torch.empty(records, *input.shape, device="meta")
-            try:
-                seen = function(batch, *_with_count(arguments, records), **_with_count(options, records))
-                shapes.add(tuple(seen.shape[1:]) if seen.shape[:1] == (records,) else None)
-            except RuntimeError:  # the sizes do not fit
-                shapes.add(None)
-        shape = shapes.pop()
-        if shapes or shape is None:
-            reason = f"{function.__name__} of records of shape {input.shape} as {_shown(arguments)}"
-            raise Refused(f"{reason} mixes the records of a batch, or does not keep the batch dimension apart", instead)
-        return viewed(builder, input, shape)
-
-    return lower
-
-
-_TRIED = (1, 2**31 - 1)
-"""Numbers of records that a view is tried with: one is what squeeze() drops, a prime is what no constant splits."""
-
-
-def _with_count(value: Any, records: int) -> Any:
-    """The arguments of a call with a number in the place of the batch size."""
-    return fx.node.map_aggregate(value, lambda entry: records if isinstance(entry, Batch) else entry)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(_shown(entry) for entry in value) + ")"
-    return "batch" if isinstance(value, Batch) else str(value)
-
-
-flatten = reshaping(Tensor.flatten, "use torch.flatten(x, 1)")
-unflatten = reshaping(Tensor.unflatten, "use dim=1")
-view = reshaping(Tensor.reshape, "use x.flatten(1) or x.view(x.size(0), -1)")
-squeeze = reshaping(Tensor.squeeze, "use squeeze(dim) with another dimension than 0, or flatten(1)")
-unsqueeze = reshaping(Tensor.unsqueeze, "use unsqueeze(1)")
+def reshape(builder: Builder, input: Traced, shape: Any) -> Traced | View:
+    """x.reshape of known sizes; heads, or moments, may be put beside the batch."""
+    batch, *sides = shape
+    if not isinstance(batch, Batch) or not sides:
+        raise Refused(
+            f"a reshape of {input.shape} that mixes the records of a batch, or does not keep the batch dimension apart",
+            "use x.flatten(1), x.view(x.size(0), -1), squeeze(1)",
+        )
+    return viewed(builder, input, tuple(sides)) if batch == BATCH else View(input, tuple(sides), windows=batch.windows)
 
 
 def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None = None) -> Any:
@@ -79,8 +38,6 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
     ]
     if any(not isinstance(value, Traced) for value in values):
         raise Refused("torch.cat takes a list of traced tensors", "keep constants out")
-    if any(value.shape is None for value in values):
-        return UNKNOWN
     where = (dim if axis is None else axis) % (len(values[0].shape) + 1) - 1
     if where < 0:
         raise Refused("torch.cat along the batch mixes records", "concatenate along dim=1")
@@ -98,9 +55,7 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
 def expanded(builder: Builder, x: Any, *sizes: Any) -> Any:
     """x.expand(b, ...): sides of 1 are copied; x.repeat(b, 1, 1) of a tensor of one's own."""
     target = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
-    value = x.beside(builder, len(x.shape) - 1) if isinstance(x, Held) and x.shape[:1] == (1,) else x
-    if value.shape is None:
-        return UNKNOWN
+    value = x.beside(builder, len(target) - 1) if isinstance(x, Held) and len(target) >= len(x.shape) else x
     pairs = list(zip(target[1:], value.shape, strict=False))
     copied = len(target) == len(value.shape) + 1 and all(have == 1 or want in (-1, 1, have) for want, have in pairs)
     if (value is x and isinstance(x, Held)) or target[:1] not in ((BATCH,), (-1,)) or not copied:
@@ -119,47 +74,12 @@ def _own_concatenated(builder: Builder, tensors: Any, dim: int) -> Held:
         raise Refused("torch.cat of the module's own tensors along another side than the first", "hold one tensor")
     parts = [value.beside(builder, len(value.shape)) for value in tensors]
     joined = builder.emit("concat", *parts)
-    return replace(first, shape=joined.shape or (), part=joined)
-
-
-def stack(builder: Builder, tensors: Any, dim: int = 0) -> Any:
-    """torch.stack of values of the record: each with one more side, and joined."""
-    if any(not isinstance(value, Traced) for value in tensors):
-        raise Refused("torch.stack takes a list of traced tensors", "keep constants out")
-    if any(value.shape is None for value in tensors):
-        return UNKNOWN
-    rank = len(tensors[0].shape) + 2
-    if rank > MAX_SIDES + 1 or dim % rank == 0:
-        raise Refused(f"torch.stack along dimension {dim} is not in the vocabulary", "use torch.cat along dim=1")
-    at = dim % rank - 1
-    wide = [builder.reshape(one, (*one.shape[:at], 1, *one.shape[at:])) for one in tensors]
-    return concatenate(builder, wide, dim % rank)
-
-
-def roll(builder: Builder, input: Traced, shifts: Any, dims: Any = None) -> Traced:
-    """torch.roll over sides of a record."""
-    if input.shape is None:
-        return UNKNOWN
-    given = (shifts, () if dims is None else dims)
-    pairs = list(zip(*((one,) if isinstance(one, int) else one for one in given), strict=True))
-    rank = len(input.shape) + 1
-    if not pairs or any(side % rank == 0 for _, side in pairs):
-        raise Refused("roll over the batch mixes records", "name the sides of a record, as dims=(1, 2)")
-    rolled = input
-    for shift, side in pairs:
-        axis = side % rank - 1
-        length = (rolled.shape or ())[axis]
-        cut = -shift % length
-        if cut:
-            ends = ((cut, length), (0, cut))
-            parts = [builder.emit("slice", rolled, axis=axis, begin=begin, end=end) for begin, end in ends]
-            rolled = concatenate(builder, parts, axis + 1)
-    return rolled
+    return replace(first, shape=joined.shape, part=joined)
 
 
 def pad(builder: Builder, input: Traced, pad: Any, mode: str = "constant", value: float | None = None) -> Traced:
     """F.pad with a constant."""
-    if input.shape is None:
+    if input is UNKNOWN:
         return UNKNOWN
     sizes = [pad[i : i + 2] for i in range(0, len(pad), 2)]
     if mode != "constant" or (len(sizes) > len(input.shape) and any(map(any, sizes[len(input.shape) :]))):
@@ -172,96 +92,31 @@ def pad(builder: Builder, input: Traced, pad: Any, mode: str = "constant", value
     return padded
 
 
-def size(builder: Builder, input: Traced, dim: int | None = None) -> Any:
-    """x.size() and x.shape: the batch stays symbolic."""
-    if input.shape is None:
-        return UNKNOWN
-    sizes = (BATCH, *input.shape)
-    return sizes if dim is None else sizes[dim]
-
-
-def dim(builder: Builder, input: Traced) -> Any:
-    """x.dim()."""
-    return UNKNOWN if input.shape is None else len(input.shape) + 1
-
-
 def attribute(builder: Builder, input: Any, name: str) -> Any:
-    """Getattr in the traced program: what does not depend on a tensor's values."""
-    if input is UNKNOWN:
-        return UNKNOWN
-    readable = {"shape": size, "ndim": dim, "device": lambda *_: PLACE, "dtype": lambda *_: torch.float32}
+    """Getattr in the traced program: what does not depend on a tensor's values; sizes are numbers there."""
+    readable = {"device": PLACE, "dtype": torch.float32}
     if isinstance(input, Traced) and name in readable:
-        return readable[name](builder, input)
+        return readable[name]
     raise Refused(f"attribute {name[:40]!r} is not in the vocabulary", "read .shape, .ndim, .device or .dtype alone")
 
 
 def item(builder: Builder, input: Any, index: Any) -> Any:
     """Indexing: of a shape, of what a layer returns, and of a record's sides by constants, as x[:, 0]."""
-    if input is UNKNOWN:
-        return UNKNOWN
     if isinstance(input, tuple) and isinstance(index, (int, slice)):
         return input[index]
-    if isinstance(input, Traced) and isinstance(index, tuple) and input.shape is not None:
+    if isinstance(input, Traced) and isinstance(index, tuple) and input is not UNKNOWN:
         return indexed(builder, input, index)
     raise Refused("indexing a tensor so is not in the vocabulary", "use x[:, 0], x[:, a:b] with constants")
 
 
-def permute(builder: Builder, input: Traced, *dims: Any) -> Traced:
+def permute(builder: Builder, input: Traced, *dims: Any) -> Traced | View:
     """x.permute(0, 2, 1): the batch stays first."""
     order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
-    if input.shape is None:
-        return UNKNOWN
     rank = len(input.shape) + 1
     turned = tuple(d % rank for d in order)
-    if len(turned) != rank or turned[0] != 0:
-        raise Refused(f"permute{order} moves the batch", "leave dimension 0 first")
-    return builder.emit("permute", input, order=tuple(d - 1 for d in turned[1:]))
-
-
-def transpose(builder: Builder, input: Traced, dim0: int, dim1: int) -> Traced:
-    """x.transpose(1, 2)."""
-    if input.shape is None:
-        return UNKNOWN
-    order = list(range(len(input.shape) + 1))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(builder, input, *order)
-
-
-def split(builder: Builder, input: Traced, split_size: Any, dim: int = 0) -> Any:
-    """x.split(size, dim) and x.split([a, b], dim)."""
-    if input.shape is None:
-        return UNKNOWN
-    axis = dim % (len(input.shape) + 1) - 1
-    if axis < 0:
-        raise Refused("a split along the batch mixes records", "name another dimension")
-    length = input.shape[axis]
-    if isinstance(split_size, int):
-        sizes = [min(split_size, length - begin) for begin in range(0, length, split_size)]
-    else:
-        sizes = list(split_size)
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return tuple(
-        builder.emit("slice", input, axis=axis, begin=end - size, end=end)
-        for size, end in zip(sizes, ends, strict=True)
-    )
-
-
-def chunk(builder: Builder, input: Traced, chunks: int, dim: int = 0) -> Any:
-    """x.chunk(3, dim=-1)."""
-    if input.shape is None:
-        return UNKNOWN
-    length = (0, *input.shape)[dim % (len(input.shape) + 1)]
-    return split(builder, input, max(1, -(-length // chunks)), dim)
-
-
-def unbind(builder: Builder, input: Traced, dim: int = 0) -> Any:
-    """q, k, v = x.unbind(2): the places of a side, which is dropped."""
-    if input.shape is None:
-        return UNKNOWN
-    axis = dim % (len(input.shape) + 1) - 1
-    if axis < 0:
-        raise Refused("unbind of the batch mixes records", "name another dimension")
-    return tuple(place(builder, input, axis, number) for number in range(input.shape[axis]))
+    if sorted(turned) != list(range(rank)):
+        raise Refused(f"permute{order} of {rank} dimensions", "name each of them once")
+    return viewed(builder, input, input.shape, turned)
 
 
 def over_last(name: str) -> Function:
@@ -270,7 +125,7 @@ def over_last(name: str) -> Function:
     def lower(
         builder: Builder, input: Traced, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
     ) -> Traced:
-        if input.shape is None:
+        if input is UNKNOWN:
             return UNKNOWN
         last = len(input.shape)
         if dim is None or not (axis := dim % (last + 1)):
@@ -288,8 +143,6 @@ def normalize(
     builder: Builder, input: Traced, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
 ) -> Traced:
     """F.normalize by the Euclidean norm."""
-    if input.shape is None:
-        return UNKNOWN
     axis = dim % (len(input.shape) + 1) - 1
     if p != 2 or axis < 0 or out is not None:
         raise Refused(f"normalize with p={p} along dimension {dim} is not in the vocabulary", "use p=2 and dim=1 or -1")

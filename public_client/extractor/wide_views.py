@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dpswd.public_client.extractor.lowering import BATCH, Batch, Builder, Refused, Traced
-from dpswd.public_client.extractor.unlowered import MAX_SIDES, Lower, Unlowered, place
-from dpswd.public_client.extractor.windows import rearranged, split_batch
+from dpswd.public_client.extractor.unlowered import MAX_SIDES, Held, Lower, Unlowered, place
+from dpswd.public_client.extractor.windows import rearranged
 from dpswd.shared.sandbox.operations import Shape
+
+_OF_EACH = {"matmul", "bmm", "add", "sub", "mul", "truediv", "dropout", "relu", "gelu", "silu", "tanh", "exp", "log"}
+_OF_LAST = {"softmax", "mean", "sum", "amax"}
 
 
 @dataclass(frozen=True)
@@ -28,50 +32,60 @@ class View(Unlowered):
     order: tuple[int, ...] = field(default=())
     windows: int = 1
 
-    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002 - the common signature
+    def called(self, builder: Builder, name: str, lower: Lower, *arguments: Any, **options: Any) -> Any:
         """Turns the view, or takes places of one of its sides."""
         order, rank = self.order, len(self.order)
         given = (*arguments, *options.values())
         if name == "permute":
             target = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
             if all(type(d) is int for d in target) and sorted(d % rank for d in target) == list(range(rank)):
-                return replace(self, order=tuple(order[d] for d in target))
-        if name == "transpose" and len(given) == 2:
-            turned = list(range(rank))
-            turned[given[0]], turned[given[1]] = turned[given[1]], turned[given[0]]
-            return replace(self, order=tuple(order[d] for d in turned))
-        if name == "unbind" and len(given) <= 1:
-            at = given[0] if given else 0
-            return tuple(self._place(builder, at, k) for k in range((0, *self.sides)[order[at]] or 1))
+                return self._in_order(builder, tuple(order[d] for d in target))
         if name == "getitem":
             *before, last = given[0] if isinstance(given[0], tuple) else given
             if type(last) is int and all(entry == slice(None) for entry in before):
                 return self._place(builder, len(before), last)
-        if name == "getattr" and given == ("shape",):
-            batch = BATCH if self.windows == 1 else Batch(self.windows)
-            return tuple((batch, *self.sides)[d] for d in order)
-        if name in ("reshape", "view"):
+        if name == "reshape":
             return self._reshaped(builder, *arguments)
-        if name == "flatten" and len(given) == 1 and 1 <= given[0] < rank and order[0] == 0:
-            seen = tuple(self.sides[d - 1] for d in order[1:])
-            begin = given[0] - 1
-            return self._reshaped(builder, -1, *seen[:begin], math.prod(seen[begin:]))
         if name == "contiguous":
             return self
+        if name == "matmul" and order == (1, 0, 2) and isinstance(given[0], Held) and len(given[0].shape) == rank:
+            # One matrix for each place of a side that stands before the batch.
+            rows = builder.reshape(self.base, (self.sides[0], 1, self.sides[1]))
+            made = builder.emit("matmul", rows, given[0].beside(builder, rank))
+            sides = (self.sides[0], made.shape[-1])
+            return View(builder.reshape(made, sides), sides, order)
+        if self.windows > 1 and (name in _OF_EACH or (name in _OF_LAST and given[0] in (-1, (-1,)))):
+            return self.each(partial(lower, builder), builder, *arguments, **options)
         raise self.refused(name)
 
-    def _reshaped(self, builder: Builder, *arguments: Any) -> Traced | View:
+    def each(self, lower: Lower, builder: Builder, *others: Any, **options: Any) -> View:
+        """What is computed of each window: heads that stand beside the batch, or moments."""
+        if len(self.sides) >= MAX_SIDES:
+            raise self.refused("computing with")
+        values = [one.whole(builder) if isinstance(one, View) else one for one in (self, *others)]
+        made = lower(*values, **options)
+        return View(made, made.shape[1:], windows=self.windows)
+
+    def whole(self, builder: Builder) -> Traced:
+        """A value with the windows as its first side."""
+        straight = self.straight(builder)
+        return builder.reshape(straight.base, (self.windows, *straight.sides))
+
+    def _in_order(self, builder: Builder, order: tuple[int, ...]) -> Traced | View:
+        return replace(self, order=order) if self.windows > 1 else viewed(builder, self.base, self.sides, order)
+
+    def _reshaped(self, builder: Builder, shape: Any) -> Traced | View:
         """With other sides; windows may be put beside the batch, and taken from there."""
-        given = tuple(arguments[0]) if isinstance(arguments[0], (tuple, list)) else arguments
-        if self.order[0] != 0:
+        batch, *sides = shape
+        if self.order[0] != 0 or not isinstance(batch, Batch):
             raise self.refused("a reshape")
-        sides = tuple(self.sides[d - 1] for d in self.order[1:])
-        split = split_batch(given, self.windows, sides)
-        if split is None:
-            raise self.refused("a reshape")
-        straight = rearranged(builder, self.base, (self.windows, *self.sides), self.order)
-        windows, new = split
-        return viewed(builder, straight, new) if windows == 1 else View(straight, new, windows=windows)
+        base, new = self.straight(builder).base, tuple(sides)
+        return viewed(builder, base, new) if batch == BATCH else View(base, new, windows=batch.windows)
+
+    def straight(self, builder: Builder) -> View:
+        """With its numbers in the order of its sides."""
+        base = rearranged(builder, self.base, (self.windows, *self.sides), self.order)
+        return View(base, tuple(self.sides[d - 1] for d in self.order[1:]), windows=self.windows)
 
     def _place(self, builder: Builder, at: int, number: int) -> Traced | View:
         """One place of the view's dimension `at`, which is dropped."""
@@ -94,7 +108,8 @@ class View(Unlowered):
         shape = tuple("batch" if d == 0 else self.sides[d - 1] for d in self.order)
         shape = tuple(f"batch * {self.windows}" if d == "batch" and self.windows > 1 else d for d in shape)
         return Refused(
-            f"{name} of a view of shape ({', '.join(map(str, shape))}): a value has the batch first "
+            f"{name} of a view of shape ({', '.join(map(str, shape))})"
+            f"{', which moves the batch' if self.order[0] else ''}: a value has the batch first "
             f"and at most {MAX_SIDES} sides",
             "take it apart first (q, k, v = qkv.unbind(0)), or use chunk(3, dim=-1) or nn.MultiheadAttention",
         )

@@ -12,7 +12,6 @@ from typing import Any
 
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Traced
 from dpswd.public_client.extractor.sequence_layers import linear_layer
-from dpswd.shared.sandbox.operations import Shape
 
 
 def rearranged(builder: Builder, value: Traced, sides: Sequence[int], order: Sequence[int]) -> Traced:
@@ -33,29 +32,6 @@ def rearranged(builder: Builder, value: Traced, sides: Sequence[int], order: Seq
     return builder.emit("rearrange", value, sides=sides, order=order)
 
 
-def split_batch(given: Sequence[Any], lead: int, sides: Shape) -> tuple[int, Shape] | None:
-    """Windows beside each record and other sides after a reshape; None if it does not begin with the batch, or -1.
-
-    Args:
-        given: the arguments of view or reshape; the batch is no number.
-        lead: windows beside each record before.
-        sides: of a window before.
-    """
-    first, *rest = given
-    if type(first) is int and first != -1:
-        return None
-    total, size = lead * math.prod(sides), math.prod(side for side in rest if side != -1)
-    if any(type(side) is not int for side in rest) or not size or total % size:
-        return None
-    if -1 in rest:
-        if first == -1:
-            return None
-        windows = getattr(first, "windows", 1)
-        rest[rest.index(-1)] = total // windows // size
-        return windows, tuple(rest)
-    return total // size, tuple(rest)
-
-
 def attention(builder: Builder, layer: Any, path: str, x: Traced, windows: int, mask: Traced | None) -> Traced:
     """Attention within windows with a bias by relative positions: WindowAttention of Swin, as its authors write it.
 
@@ -70,7 +46,7 @@ def attention(builder: Builder, layer: Any, path: str, x: Traced, windows: int, 
     Returns:
         (windows * t, d).
     """
-    if x.shape is None:
+    if x is UNKNOWN:
         return UNKNOWN
     heads, inside = int(layer.num_heads), int(layer.qkv.out_features) // 3
     t = math.prod(x.shape) // (windows * int(layer.qkv.in_features))
@@ -103,7 +79,7 @@ def _relative(builder: Builder, layer: Any, path: str) -> Traced:
     stored = builder.emit("buffer", path=f"{path}.relative_position_index", shape=tuple(index.shape))
     rows = builder.emit("look_up", table, builder.reshape(stored, (index.numel(),)))
     turned = builder.emit("permute", rows, order=(1, 0))
-    return builder.reshape(turned, (1, *(turned.shape or ())))
+    return builder.reshape(turned, (1, *turned.shape))
 
 
 def is_window_attention(layer: Any) -> bool:

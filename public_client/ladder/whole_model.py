@@ -16,7 +16,7 @@ from dpswd.public_client.data.checks import require_finite
 from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.extractor.adapter_layers import filled_linear
-from dpswd.public_client.extractor.tracing import evaluating
+from dpswd.public_client.extractor.tracing import evaluating, without_parametrizations
 from dpswd.public_client.models.packing import with_two_classes
 from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.tools.pretrained import is_pretrained, network_of
@@ -87,7 +87,7 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
             f"the model returns {type(scores).__name__} of shape {tuple(getattr(scores, 'shape', ()))}; it must return "
             "scores of shape (records, classes)"
         )
-    model, scores = _bare(model, records, scores.reshape(len(scores), -1))
+    model, scores = _bare(without_parametrizations(model), records, scores.reshape(len(scores), -1))
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
     fitting = [name for name in linear if model.get_submodule(name).out_features == scores.shape[1]]
     for name in [head] if head is not None else reversed(fitting):

@@ -23,7 +23,6 @@ from dpswd.shared.core.errors import InvalidValue
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _WATCHED = (BatchNorm, _NORMS, (nn.Conv1d, nn.Conv2d, nn.Linear))  # the first kind that a network has
-_ROOT_STEPS = 6  # of Heron's method: 3% from 1e-3 to 1e3, the same for source and target
 _TINY, _FARTHEST = 1e-6, 1e4  # bound of public statistics: in some networks a single record grows for ever
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
 _MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
@@ -105,10 +104,7 @@ class Probe(nn.Module):
 
 def _root(x: Tensor) -> Tensor:
     """The square root of positive numbers, by operations that travel as data and take the same time for all."""
-    root = x * 0.5 + 0.5
-    for _ in range(_ROOT_STEPS):
-        root = (root + x / root) * 0.5
-    return root
+    return torch.exp(0.5 * torch.log(x))
 
 
 class Probed(nn.Module):

@@ -166,11 +166,10 @@ _ACTIVATIONS = (
     _activation("tanh", "nn.Tanh, torch.tanh, .tanh()", steady.tanh),
     _activation("sigmoid", "nn.Sigmoid, torch.sigmoid, .sigmoid()", torch.sigmoid),
     _activation("cos", "torch.cos, .cos(): random Fourier features", steady.cos),
+    _activation("exp", "torch.exp, .exp(), between 2^-126 and 2^126; with log, powers and roots", steady.exp),
     _activation("log", "torch.log, .log(); of what is not a normal positive number a finite number", steady.log),
     _activation("softplus", "nn.Softplus, F.softplus", steady.softplus, beta=real(1e-3, 1e3), threshold=real(1.0, 1e3)),
-    _activation(
-        "hardtanh", "nn.Hardtanh, nn.ReLU6, F.relu6, clamp", functional.hardtanh, min_val=_BOUND, max_val=_BOUND
-    ),
+    _activation("hardtanh", "nn.Hardtanh, nn.ReLU6, clamp", functional.hardtanh, min_val=_BOUND, max_val=_BOUND),
     _activation("hardswish", "nn.Hardswish, F.hardswish", functional.hardswish),
     _activation("hardsigmoid", "nn.Hardsigmoid, F.hardsigmoid", functional.hardsigmoid),
 )

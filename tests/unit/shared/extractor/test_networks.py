@@ -139,7 +139,7 @@ def test_an_idiom_computes_the_same(after):
         (lambda m, x: (x + m.never).flatten(1), "NaN or infinity"),
         (lambda m, x: functional.scaled_dot_product_attention(x, x, x, is_causal=True).flatten(1), "triu(1).bool()"),
         (lambda m, x: x.flatten(1)[:, 0] * 2.0, "keep its side: x[:, i : i + 1]"),
-        (lambda m, x: torch.stack([x, x], 0).flatten(1), "torch.stack along dimension 0"),
+        (lambda m, x: torch.stack([x, x], 0).flatten(1), "mixes the records of a batch"),
     ],
 )
 def test_what_has_no_word_is_refused_in_words_that_help(after, words):

@@ -87,7 +87,6 @@ REFUSED_LAYERS = [
     (nn.SyncBatchNorm(3).eval(), IMAGE, "BatchNorm2d"),
     (nn.InstanceNorm2d(3, track_running_stats=True).eval(), IMAGE, "track_running_stats=False"),
     (nn.Conv2d(3, 4, 3, padding_mode="circular"), IMAGE, "zeros"),
-    (nn.Conv2d(3, 4, 2, padding="same"), IMAGE, "odd kernel"),
     (nn.Conv2d(5, 4, 3), IMAGE, "input shape"),
     (nn.Linear(9, 4), ROW, "input shape"),
     (nn.ConvTranspose2d(3, 4, 3), IMAGE, "Conv2d"),
@@ -101,7 +100,7 @@ REFUSED_LAYERS = [
     (nn.MaxPool2d(2, return_indices=True), IMAGE, "return_indices=False"),
     (nn.AvgPool2d(2, divisor_override=3), IMAGE, "leave it out"),
     (nn.Bilinear(4, 4, 4), ROW, "docs/ml-team/extractors.md"),
-    (StandardisedConv(3, 4, 3), IMAGE, "hold the weights"),
+    (StandardisedConv(3, 4, 3), IMAGE, "hold it as it is"),
     (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), ROW, "remove_parametrizations"),
     (hooked(), ROW, "hooks"),
     (nn.Linear(4, 4).double(), ROW, "float()"),
@@ -132,7 +131,7 @@ REFUSED_CALLS = [
     ("total mean", lambda x: x * x.mean(), "mixes records"),
     ("concatenated records", lambda x: torch.cat([x, x], 0), "dim=1"),
     ("batch softmax", lambda x: torch.softmax(x, 0), "softmax"),
-    ("matmul", lambda x: x @ x.t(), "not in the vocabulary"),
+    ("matmul", lambda x: x @ x.t(), "matmul of a view .* moves the batch"),
     ("indexing", lambda x: x[0], "indexing"),
     ("flip", lambda x: x.flip(0), "flip"),
     ("sorting", lambda x: x.sort(0)[0], "sort"),
@@ -140,6 +139,10 @@ REFUSED_CALLS = [
     ("roll", lambda x: torch.roll(x, 1, 0), "roll"),
     ("randomness", lambda x: x + torch.rand_like(x), "rand_like"),
     ("batch size as a value", lambda x: x / x.size(0), "truediv"),
+    ("root of the batch size", lambda x: x * x.size(0) ** 0.5, "something else"),
+    ("rows of records", lambda x: torch.einsum("bd,cd->bc", x, x), "moves the batch"),
+    ("a summed batch", lambda x: torch.einsum("bd,be->de", x, x), "moves the batch"),
+    ("records as heads", lambda x: x.view(-1, 2).softmax(0).view(-1, 4), "softmax of a view"),
     ("power", lambda x: x**x, "pow"),
     ("squeeze", lambda x: x.squeeze(), "squeeze"),
     ("batch as channel", lambda x: x.unsqueeze(0), "batch"),
@@ -229,8 +232,8 @@ def test_an_aliased_in_place_change_that_tracing_cannot_see_is_detected_by_compa
 
         def forward(self, x):
             x = self.fc(x)
-            alias = x.view(-1, 4)
-            return F.relu(alias, inplace=True) + x
+            alias = x.view(-1, 2, 2)
+            return F.relu(alias, inplace=True).flatten(1) + x
 
     with pytest.raises(ExtractorUnsupported, match="something else"):
         trace(Net(), ROW)
