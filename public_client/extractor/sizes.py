@@ -23,10 +23,10 @@ class SizedProxy(fx.Proxy):
     """A symbol that knows its sides.
 
     Attributes:
-        sample: what stands for it without storage; None where it is not known.
+        sample: what stands for it without storage; NotImplemented where it is not known.
     """
 
-    sample: Any = None
+    sample: Any = NotImplemented
 
     @property
     def shape(self) -> Any:
@@ -64,7 +64,7 @@ def with_batch(given: Any) -> Any:
 
 
 def sample_of(root: nn.Module, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation gives of tensors without storage; None where that is not known.
+    """What an operation gives of tensors without storage; NotImplemented where that is not known.
 
     Args:
         root: the traced module.
@@ -86,10 +86,10 @@ def sample_of(root: nn.Module, kind: str, target: Any, args: Any, kwargs: Any) -
                 owner, _, name = target.rpartition(".")
                 place = root.get_submodule(owner)  # whose attributes are symbols while it is traced
                 held = {**place._parameters, **place._buffers}.get(name)
-                return None if held is None else torch.empty_like(held, device="meta")
+                return NotImplemented if held is None else torch.empty_like(held, device="meta")
     except Exception:  # noqa: BLE001 - any layer's own code ran; its sizes are then symbols, as without this
-        return None
-    return None
+        return NotImplemented
+    return NotImplemented
 
 
 def _of_layer(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -101,7 +101,9 @@ def _of_layer(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, A
     result = lower_module(builder, layer, "layer", tuple(same), dict.fromkeys(options))
     whole = result if isinstance(result, tuple) else (result,)
     made = [
-        torch.empty(len(first), *one.shape, device="meta") if isinstance(one, Traced) and one is not UNKNOWN else None
+        torch.empty(len(first), *one.shape, device="meta")
+        if isinstance(one, Traced) and one is not UNKNOWN
+        else NotImplemented
         for one in whole
     ]
     return tuple(made) if isinstance(result, tuple) else made[0]
@@ -113,7 +115,7 @@ _PLACES = {"device": "meta", "dtype": torch.float32}
 def _sample(value: Any) -> Any:
     if isinstance(value, fx.proxy.Attribute) and value.attr in _PLACES:
         return _PLACES[value.attr]
-    if isinstance(value, fx.Proxy) and (not isinstance(value, SizedProxy) or value.sample is None):
+    if isinstance(value, fx.Proxy) and (not isinstance(value, SizedProxy) or value.sample is NotImplemented):
         raise LookupError("a symbol without a sample")
     if isinstance(value, SizedProxy):
         return value.sample

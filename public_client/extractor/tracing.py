@@ -84,7 +84,7 @@ class VocabularyTracer(fx.Tracer):
         if not isinstance(made, SizedProxy):
             return made
         if kind == "placeholder" and self._input_shape is not None:
-            made.sample = torch.empty(BATCH_TRIED, *self._input_shape, device="meta")
+            made.sample = args[0] if args else torch.empty(BATCH_TRIED, *self._input_shape, device="meta")
         elif kind != "placeholder":
             self._aside = True
             made.sample = sample_of(self.root, kind, target, args, kwargs)
