@@ -236,8 +236,10 @@ class Extractor:
         cost = self.graph.cost
         caches = CHUNK_VALUES.get(self.device.type, CHUNK_VALUES["cuda"])
         fit = max(caches, min(max(STEP_VALUES * cost.steps, cost.parameters), CACHED_VALUES))
-        fit //= cost.activations + _numbers(declared or {})
-        return max(1, min(fit, SCRATCH_VALUES // max(1, cost.workspace)))
+        chunk = fit // (cost.activations + _numbers(declared or {}))
+        if not declared:  # forwards alone keep nothing for a way back: each value by itself has to fit
+            chunk = max(chunk, min(CACHED_VALUES // cost.activations, caches // max(map(math.prod, self.graph.shapes))))
+        return max(1, min(chunk, SCRATCH_VALUES // max(1, cost.workspace)))
 
     def _place(self, records: Tensor) -> Tensor:
         if records.dtype != torch.float32 or tuple(records.shape[1:]) != self.graph.input_shape or not records.dim():

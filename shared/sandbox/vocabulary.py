@@ -204,9 +204,7 @@ _STRUCTURE = (
 )
 
 _COMPARISONS = (
-    _compared(
-        "less", "x < y, x > y, x <= y, x >= y of two values of the record, such as a buffer of thresholds", torch.lt
-    ),
+    _compared("less", "x < y, x > y, x <= y, x >= y of two values, such as a buffer of thresholds", torch.lt),
     _compared("equal", "x == y, x != y; torch.isnan(x)", torch.eq),
     _compared("less_than", "x < 0.5, x > 0.5, ...", torch.lt, constant=_CONSTANT),
     _compared("equal_to", "x == 0, x != 0: padding", torch.eq, constant=_CONSTANT),

@@ -12,6 +12,7 @@ from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox import building
 from dpswd.shared.sandbox.building import (
+    CHUNK_VALUES,
     SCRATCH_VALUES,
     Extractor,
     RowsDepend,
@@ -219,6 +220,14 @@ def test_chunks_fit_the_caches():
     weights = {name: torch.zeros(shape) for name, shape in heavy.tensor_shapes.items()}
     chunk = Extractor(heavy, weights).default_chunk_size()
     assert 0.5 < chunk * heavy.cost.activations / heavy.cost.parameters <= 1.0, "a chunk's values weigh its weights up"
+
+
+def test_a_forward_alone_takes_as_many_records_as_each_value_fits_the_caches_with():
+    deep = trace(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(12)), nn.Flatten()), (4, 32, 32))
+    built = Extractor(deep, {name: torch.zeros(shape) for name, shape in deep.tensor_shapes.items()})
+    declared = built.default_chunk_size({"0.bias": (4,)})
+    assert declared * deep.cost.activations <= CHUNK_VALUES["cpu"], "all values of a way back are held"
+    assert built.default_chunk_size() == CHUNK_VALUES["cpu"] // (4 * 32 * 32) > 10 * declared
 
 
 def test_chunks_have_room_for_what_is_inside_of_an_operation():
