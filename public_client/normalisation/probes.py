@@ -61,7 +61,7 @@ class Probe(nn.Module):
 
     Args:
         place: what is watched.
-        weight: (c,) of the affine map that follows the standard one: a batch normalisation's own, or the spread.
+        weight: (c,) of the affine map that follows the standard one: the spread, or ones where a norm follows.
         bias: (c,) of the same.
     """
 
@@ -125,8 +125,12 @@ class Probed(nn.Module):
                 self.first = probe = Probe(place, place.spread, place.center)
             else:
                 module = self.model.get_submodule(place.path)
-                probe = Probe(place, *_affine_of(module, place))
-                put(self.model, place.path, probe if isinstance(module, BatchNorm) else nn.Sequential(module, probe))
+                own = isinstance(module, BatchNorm)  # whose affine map, and what timm's do behind it, stay
+                one, zero = torch.ones(place.channels), torch.zeros(place.channels)
+                probe = Probe(place, *((one, zero) if own else (place.spread, place.center)))
+                if own:
+                    module.running_mean, module.running_var = zero, one - module.eps  # type: ignore[operator]
+                put(self.model, place.path, nn.Sequential(*((probe, module) if own else (module, probe))))
             self.probes.append(probe)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,7 +166,11 @@ class Probed(nn.Module):
         made = copy.deepcopy(self.model)
         probes = {name: module for name, module in made.named_modules() if isinstance(module, Probe)}
         for name, probe in probes.items():
-            put(made, name, _plain(probe))
+            *_, last = made.get_submodule(path := name.rpartition(".")[0]).children()
+            if isinstance(last, BatchNorm):
+                last.running_mean, variance = (each.float() for each in _statistics(probe))
+                last.running_var = (variance - last.eps).clamp(min=0.0)
+            put(made, *((path, last) if isinstance(last, BatchNorm) else (name, _plain(probe))))
         return None if self.first is None else _plain(self.first), made
 
 
@@ -259,26 +267,22 @@ def _reads_sequences(model: nn.Module, records: Tensor) -> bool:
     return not any(isinstance(part, (nn.Conv1d, nn.BatchNorm1d)) for part in model.modules())
 
 
-def _affine_of(module: nn.Module, place: Place) -> tuple[Tensor, Tensor]:
-    if not isinstance(module, BatchNorm):
-        return place.spread, place.center
-    one = torch.ones(place.channels)
-    return (one, 0 * one) if module.weight is None else (module.weight.detach(), module.bias.detach())
+def _statistics(probe: Probe) -> tuple[Tensor, Tensor]:
+    """Means and variances (c,), float64, of channels that a probe brings to the source's."""
+    gain, place = probe.moved.gain.double(), probe.place
+    return place.center - place.spread * probe.moved.bias / gain, (place.spread / gain).square()
 
 
 def _plain(probe: Probe) -> nn.Module:
     """The three affine maps of a probe as one: a batch normalisation with its statistics where channels come first."""
-    place, moved = probe.place, probe.moved
-    ratio = moved.gain.double().pow(-2)
-    offset = -moved.bias.double() / moved.gain.double()
+    place, (mean, variance) = probe.place, _statistics(probe)
     if place.last and not place.single:
-        affine, gain = FeatureAffine(place.channels), probe.back.gain.double() / (place.spread.double() * ratio.sqrt())
+        affine, gain = FeatureAffine(place.channels), probe.back.gain * variance.rsqrt()
         with torch.no_grad():
             affine.gain.copy_(gain)
-            affine.bias.copy_(probe.back.bias - gain * (place.center.double() + place.spread.double() * offset))
+            affine.bias.copy_(probe.back.bias - gain * mean)
         return affine
     made = (nn.BatchNorm2d if place.sides == 4 else nn.BatchNorm1d)(place.channels, eps=_LEAST_EPS)
-    made.running_mean = (place.center.double() + place.spread.double() * offset).float()
-    made.running_var = (place.spread.double().square() * ratio).float()
+    made.running_mean, made.running_var = mean.float(), variance.float()
     made.weight, made.bias = (nn.Parameter(own.detach().clone()) for own in (probe.back.gain, probe.back.bias))
     return made.eval()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from text_networks import WORDS, Codes, D, T
 from torch import nn
+from vision_blocks import NormAct
 
 from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.tracing import module_weights, trace
@@ -85,6 +86,12 @@ NETWORKS = {
     "groups": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
         (1, 8, 8), ["1"],
+    ),
+    "norm and activation": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, 3), NormAct(6), nn.Conv2d(6, 4, 3), NormAct(4, nn.SiLU), nn.Flatten(), nn.Linear(100, 4)
+        ),
+        (2, 9, 9), ["1", "3"],
     ),
     "recurrent": (_Recurrent, (7, 3), [INPUT]),
     "encoder": (_Encoded, (6, 8), [INPUT, *(f"encoder.layers.{i}.norm{j}" for i in (0, 1) for j in (1, 2))]),
