@@ -28,7 +28,7 @@ class Problem:
     @property
     def outside(self) -> bool:
         """Whether an operation has no word, so that the records' features could be computed at the hospital."""
-        return "not in the vocabulary" in self.reason
+        return "not in the vocabulary" in self.reason or "tracing failed" in self.reason
 
     def __str__(self) -> str:
         """One line for a person."""
