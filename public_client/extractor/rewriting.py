@@ -86,10 +86,8 @@ def _spread(power: float) -> Rewrite:
         x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
     ) -> Any:
         sides = dim if isinstance(dim, (tuple, list)) else range(x.dim()) if dim is None else (dim,)
-        length, taken = (
-            math.prod(x.shape[side] for side in sides),
-            float(unbiased) if correction is None else correction,
-        )
+        length = math.prod(x.shape[side] for side in sides)
+        taken = float(unbiased) if correction is None else correction
         away = x - x.mean(dim, keepdim=True)
         return ((away * away).mean(dim, keepdim=keepdim) * (length / (length - taken))) ** power
 
