@@ -175,7 +175,7 @@ def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[
                 raise InvalidValue("its views are of images")
             if rung.name == LABELS and facts.classes != classes:
                 raise InvalidValue(f"the model tells {classes} classes apart, the hospital's labels {facts.classes}")
-            if rung.name in (GLANCE, LAYERS) and isinstance(model.classifier, nn.Identity):
+            if rung.name in (GLANCE, LAYERS) and getattr(model.extractor, "of_estimator", False):
                 raise InvalidValue("the model is no network with layers")
             declarable(rung.method, model, facts.record_shape)
             asked[rung.name] = rung

@@ -50,10 +50,8 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
         return model
     if isinstance(model, (tuple, list)) and len(model) == 2 and all(isinstance(part, nn.Module) for part in model):
         return Model(*model)
-    if is_pretrained(model):
-        model = network_of(model, records)
-    if isinstance(model, (str, Path)):
-        model = read_onnx(model, records)
+    model = network_of(model, records) if is_pretrained(model) else model
+    model = read_onnx(model, records) if isinstance(model, (str, Path)) else model
     model = getattr(model, "best_estimator_", model)  # of a search
     if getattr(model, "of_estimator", False):
         return Model(model, nn.Identity())
@@ -97,6 +95,8 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
             features = split.extractor(records)
             if isinstance(features, Tensor) and features.dim() == 2 and _alike(split.classifier(features), scores):
                 return split if scores.shape[1] > 1 else Model(split.extractor, _of_two(split.classifier))
+    if head is None and not fitting and float(scores.max()) > 1.0:  # no probabilities, nor logarithms of any
+        return Model(model, nn.Identity())  # convolutions, or an ensemble, give them
     raise InvalidValue(
         f"no linear layer of the model is its last step{f' ({head!r} is not)' if head else ''}; return its scores, "
         "not probabilities, name the layer (head=...), or pass (extractor, classifier). Its linear layers: "

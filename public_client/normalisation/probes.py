@@ -204,7 +204,7 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     chosen = next(filter(None, by_kind), [])
     outputs = dict(_outputs(model, chosen, records))
     paths = list(outputs)
-    if paths and isinstance(model.get_submodule(paths[-1]), nn.Linear):
+    if paths and isinstance(model.get_submodule(paths[-1]), (nn.Conv1d, nn.Conv2d, nn.Linear)):
         paths = paths[:-1]  # what it computes are the scores
     layers = tuple(filter(None, (_place(path, model.get_submodule(path), outputs[path]) for path in paths)))
     if records.dim() <= 3 and not are_looked_up(model, records):

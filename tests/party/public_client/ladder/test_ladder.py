@@ -102,6 +102,36 @@ def test_a_model_whose_head_is_not_last_is_refused_in_words():
         split(b"model", made_images(8, 0)[0])
 
 
+def test_scores_of_a_convolution_are_adapted_as_they_are_but_no_probabilities():
+    torch.manual_seed(0)
+    head = nn.Conv2d(8, CLASSES, 1)
+    network = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), head, nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    with torch.no_grad():
+        head.bias[0] += 3.0
+    images = made_images(8, 0)[0]
+    model = split(network.eval(), images)
+    torch.testing.assert_close(model.whole()(images), network(images))
+    assert isinstance(model.classifier, nn.Identity)
+    rungs, left_out = applicable(described(1.0), model, classes=CLASSES)
+    assert {GLANCE, LAYERS} <= set(rungs), left_out
+    for end in (nn.Softmax(dim=1), nn.LogSoftmax(dim=1), nn.Sigmoid()):
+        with pytest.raises(InvalidValue, match="not probabilities"):
+            split(nn.Sequential(nn.Sequential(*network), _Ending(end)).eval(), images)
+
+
+class _Ending(nn.Module):
+    """An end that is not found among the layers, as a function in forward is not."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.ends = (end,)
+
+    def forward(self, scores):
+        return self.ends[0](scores)
+
+
 def test_sources_of_all_kinds_give_batches():
     images, labels = made_images(50, 0)
     for source in ((images, labels), (images.numpy(), labels.numpy()), [(images, labels)]):
