@@ -16,8 +16,7 @@ _PLAIN = ("relu", "selu", "silu", "mish", "tanh", "sigmoid", "hardswish", "hards
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_TENSORS = ["relu", "tanh", "sigmoid", "cos", "log", "exp", "mean", "sum", "amax", "max", "isnan", "nan_to_num"]
 _OF_TENSORS += ["masked_fill", "logical_not", "logical_and", "logical_or", "neg", "add", "sub", "mul", "div", "matmul"]
-_OF_TENSORS += ["bmm", "softmax", "reshape", "permute"]
-_OF_TENSORS += ["abs", "clamp", "clip", "clamp_min", "clamp_max"]
+_OF_TENSORS += ["bmm", "softmax", "reshape", "permute", "abs", "clamp", "clip", "clamp_min", "clamp_max"]
 """Methods that do what torch's function of their name does."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "matmul")
 

@@ -49,7 +49,7 @@ def clamp(builder: Builder, input: Traced, min: float | None = None, max: float 
 
 
 def keep(builder: Builder, input: Traced, *_: Any, **__: Any) -> Traced:
-    """What is the identity here: dropout (a private record is evaluated once, without randomness), float(), clone()."""
+    """What is the identity here: dropout of any kind (a record is evaluated once, not at random), float(), clone()."""
     return input
 
 
@@ -114,17 +114,16 @@ def binary(name: str) -> Function:
     def lower(builder: Builder, input: Any, other: Any, alpha: Any = 1, inplace: bool = False) -> Any:
         if alpha != 1:
             raise Refused("alpha is not in the vocabulary", "multiply first")
-        both = [value for value in (input, other) if isinstance(value, (Traced, Held))]
-        rank = max((len(value.shape) for value in both if isinstance(value, Traced)), default=None)
-        if rank is None and both:  # of the module's own: with one side more than they have, none is the batch's
-            rank = max(len(value.shape) for value in both)
-            values = [value.beside(builder, rank) if isinstance(value, Held) else value for value in (input, other)]
-            made = lower(builder, values[0], values[1])
-            return replace(both[0], shape=made.shape, part=made)
+        own = [value for value in (input, other) if isinstance(value, Held)]
+        traced = [value for value in (input, other) if isinstance(value, Traced)]
+        rank = max((len(value.shape) for value in traced or own), default=0)  # of one's own, all sides
         if name == "matmul" and rank == 1 and isinstance(other, Held) and len(other.shape) == 2:  # a row times a matrix
             product = builder.emit("matmul", builder.reshape(input, (1, *input.shape)), other.beside(builder, 2))
             return builder.reshape(product, product.shape[1:])
-        a, b = (value.beside(builder, rank or 0) if isinstance(value, Held) else value for value in (input, other))
+        a, b = (value.beside(builder, rank) if isinstance(value, Held) else value for value in (input, other))
+        if own and not traced:
+            made = lower(builder, a, b)
+            return replace(own[0], shape=made.shape, part=made)
         if isinstance(a, Traced) and isinstance(b, Traced):
             return _of_tensors(builder, name, a, b)
         if isinstance(input, Traced) and type(other) in (int, float):

@@ -35,7 +35,7 @@ def compare(name: str) -> Function:
 
 def truth(value: Traced) -> Traced:
     """A value of 1.0 and 0.0 as what a comparison gives."""
-    return value if value is UNKNOWN else Truth(value.number, value.shape)
+    return Truth(value.number, value.shape)
 
 
 def as_scores(builder: Builder, mask: Any, sides: int, *, keep: bool) -> Any:
@@ -60,9 +60,9 @@ def as_scores(builder: Builder, mask: Any, sides: int, *, keep: bool) -> Any:
 def _compared(builder: Builder, name: str, a: Any, b: Any) -> Traced:
     """A < b or a == b."""
     word = {"lt": "less", "eq": "equal"}[name]
-    if isinstance(a, Held) and isinstance(b, Traced) and b is not UNKNOWN:
+    if isinstance(a, Held) and isinstance(b, Traced):
         a = a.beside(builder, len(b.shape))
-    if isinstance(b, Held) and isinstance(a, Traced) and a is not UNKNOWN:
+    if isinstance(b, Held) and isinstance(a, Traced):
         b = b.beside(builder, len(a.shape))
     if isinstance(a, Traced) and isinstance(b, Traced):
         return builder.emit(word, a, b)

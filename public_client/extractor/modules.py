@@ -232,7 +232,7 @@ def _within_windows(builder: Builder, layer: Any, path: str, x: Any, mask: Any =
         places = math.prod(mask.shape) // count
         added = builder.reshape(mask.beside(builder, 3), (count, 1, places))
     out = windows.attention(builder, layer, path, base, count, added)
-    if out is UNKNOWN or isinstance(x, Traced):
+    if isinstance(x, Traced):
         return out
     return View(out, (out.shape[0] // count, out.shape[1]), windows=count)
 

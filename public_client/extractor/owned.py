@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Refused, Traced
+from dpswd.public_client.extractor.lowering import Builder, Refused, Traced
 from dpswd.public_client.extractor.unlowered import Held
 
 TRAIN_MODE = (
@@ -48,7 +48,7 @@ def linear(builder: Builder, input: Traced, weight: Any, bias: Any = None) -> Tr
     rows, columns = weight.stored
     sizes = {"in_features": columns, "out_features": rows, "bias": bias is not None and not beside}
     out = builder.emit("linear", input, path=path, **sizes)
-    if beside and out is not UNKNOWN:
+    if beside:
         out = builder.emit("add", out, builder.reshape(bias, (1,) * (len(out.shape) - 1) + (rows,)))
     return out
 

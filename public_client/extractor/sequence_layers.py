@@ -125,7 +125,8 @@ class RmsNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """See torch's."""
-        sides, least = tuple(range(-len(self.normalized_shape), 0)), self.eps or torch.finfo(torch.float32).eps
+        sides = tuple(range(-len(self.normalized_shape), 0))
+        least = torch.finfo(torch.float32).eps if self.eps is None else self.eps
         normal = x * torch.rsqrt((x * x).mean(sides, keepdim=True) + least)
         return normal if self.weight is None else normal * self.weight
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from dpswd.public_client.extractor.lowering import UNKNOWN, Batch, Builder, Traced
+from dpswd.public_client.extractor.lowering import Batch, Builder, Traced
 from dpswd.public_client.extractor.modules import lower_module
 
 BATCH_TRIED = 7919
@@ -43,11 +43,7 @@ class SizedProxy(fx.Proxy):
 
     ndim = property(dim)
 
-    def t(self) -> Any:
-        """`Tensor.t`, and the same read as `Tensor.T`; `Tensor.mT` of more sides."""
-        return self.transpose(-2, -1)
-
-    T = mT = property(t)  # noqa: N815 - as torch calls it
+    T = mT = property(lambda self: self.t())  # noqa: N815 - as torch calls them
 
     def __len__(self) -> int:
         """`len(x)`."""
@@ -101,9 +97,7 @@ def _of_layer(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, A
     result = lower_module(builder, layer, "layer", tuple(same), dict.fromkeys(options))
     whole = result if isinstance(result, tuple) else (result,)
     made = [
-        torch.empty(len(first), *one.shape, device="meta")
-        if isinstance(one, Traced) and one is not UNKNOWN
-        else NotImplemented
+        torch.empty(len(first), *one.shape, device="meta") if isinstance(one, Traced) else NotImplemented
         for one in whole
     ]
     return tuple(made) if isinstance(result, tuple) else made[0]

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import safetensors.torch
@@ -27,13 +25,12 @@ from dpswd.public_client.extractor.calls import FUNCTIONS, INSTEAD, METHODS, NAM
 from dpswd.public_client.extractor.functions import Function
 from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Problem, Refused, Traced, Truth
 from dpswd.public_client.extractor.made_records import made_records
-from dpswd.public_client.extractor.modules import ELSE, is_normalize, lower_module, lowered_type
-from dpswd.public_client.extractor.rewriting import REWRITES, in_fewer_words
-from dpswd.public_client.extractor.sequence_layers import written_out
-from dpswd.public_client.extractor.sizes import BATCH_TRIED, SizedProxy, sample_of, with_batch
+from dpswd.public_client.extractor.modules import ELSE, lower_module
+from dpswd.public_client.extractor.rewriting import REWRITES
+from dpswd.public_client.extractor.sizes import with_batch
+from dpswd.public_client.extractor.tracer import VocabularyTracer, is_leaf
 from dpswd.public_client.extractor.unlowered import Held, Unlowered, Whole
 from dpswd.public_client.extractor.views import concatenate, item
-from dpswd.public_client.extractor.windows import is_window_attention
 from dpswd.shared.core.errors import ExtractorUnsupported, InvalidValue
 from dpswd.shared.sandbox.building import Extractor
 from dpswd.shared.sandbox.graph import ExtractorGraph, operation_of, tensor_name
@@ -43,90 +40,12 @@ AGREEMENT = 1e-3
 """Largest difference between module and rebuilt extractor, relative to the largest feature: float32 sums in another
 order differ by 1e-5 in deep networks; a wrong operation differs by order one."""
 _VIEWS = {"getitem", "reshape", "permute", "contiguous", "expand"}
-_OF_SIZES = ("size", "dim", math.sqrt, torch._assert)  # of what is known they are numbers while it is traced
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Flatten, nn.Unflatten)
+_OF_SIZES = ("size", "dim", math.sqrt)  # of what is known they are numbers while it is traced
 _CONTROL_FLOW = "move branches and loops on values or shapes out of forward (torch.fx runs it once, on symbols)"
 _EMBEDDED = (
     "A frozen backbone need not travel: the hospital's operator can turn records into its features with "
     "`dpswd-curator records embed --model backbone.onnx` (docs/ml-team/extractors.md), and what is behind it travels"
 )
-
-
-class VocabularyTracer(fx.Tracer):
-    """A tracer whose leaves are the vocabulary's layers and every other layer of torch itself.
-
-    Args:
-        input_shape: of one record; without it, sizes are symbols.
-
-    Attributes:
-        failed_at: path of the innermost layer in which tracing failed.
-    """
-
-    def __init__(self, input_shape: Shape | None = None) -> None:
-        super().__init__()
-        self.failed_at: str | None = None
-        self._input_shape = input_shape
-        self._aside = False
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        """A symbol that knows its sides."""
-        return SizedProxy(node, self)
-
-    def create_proxy(
-        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *others: Any, **options: Any
-    ) -> Any:
-        """Notes the sides of what is computed."""
-        if kind in ("call_function", "call_method"):
-            with suppress(AttributeError, TypeError, IndexError, ValueError, RuntimeError):  # it is refused later
-                if (made := in_fewer_words(target, args, kwargs)) is not NotImplemented:
-                    return made
-        made = super().create_proxy(kind, target, args, kwargs, *others, **options)
-        if not isinstance(made, SizedProxy):
-            return made
-        if kind == "placeholder" and self._input_shape is not None:
-            made.sample = args[0] if args else torch.empty(BATCH_TRIED, *self._input_shape, device="meta")
-        elif kind != "placeholder":
-            self._aside = True
-            made.sample = sample_of(self.root, kind, target, args, kwargs)
-            self._aside = False
-        return made
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """A module's tensor is a symbol to the forward that is traced, and itself beside it."""
-        return attr_val if self._aside else super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def iter(self, obj: Any) -> Any:
-        """Of several tensors, as chunk and unbind give them, each in its turn."""
-        several = getattr(obj, "sample", None)
-        return (obj[i] for i in range(len(several))) if isinstance(several, (tuple, list)) else super().iter(obj)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - fx's signature
-        """Whether a layer stays one node."""
-        return is_leaf(m)
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Traces one layer, and notes where tracing failed."""
-        if (made := written_out(m)) is not None:
-            forward = partial(made.forward, m)
-        if m not in (self.submodule_paths or ()) and next(m.parameters(), None) is None:
-            return forward(*args, **kwargs)  # nn.Softmax(dim=-1)(x), made on the way
-        try:
-            return super().call_module(m, forward, args, kwargs)
-        except Exception:
-            if self.failed_at is None:
-                self.failed_at = self.path_of_module(m)
-            raise
-
-
-def is_leaf(module: nn.Module) -> bool:
-    """Whether a module is lowered, or refused, as a whole."""
-    if type(module) is nn.Module or isinstance(module, (*_CONTAINERS, fx.GraphModule)) or written_out(module):
-        return False
-    if hasattr(module, "parametrizations") or type(module).__module__.startswith("torch."):
-        return True
-    return lowered_type(module) is not None or is_window_attention(module) or is_normalize(module)
 
 
 def trace(module: nn.Module, input_shape: Sequence[int]) -> ExtractorGraph:
@@ -194,8 +113,6 @@ def _trace(module: nn.Module, input_shape: Shape) -> fx.Graph | Problem:
         graph = fx.Graph()
         graph.output(graph.call_module("", (graph.placeholder("input"),)))
         return graph
-    if (einops := sys.modules.get("einops._backends")) is not None:  # which goes by the type of what it is given
-        getattr(einops, "_type2backend", {})[SizedProxy] = einops.get_backend(torch.empty(0))
     for proxied in (True, False):  # a forward that branches on a buffer needs its values
         tracer = VocabularyTracer(input_shape)
         tracer.proxy_buffer_attributes = proxied
@@ -362,7 +279,7 @@ def _without_word(name: str) -> Function:
 
 def _as_truth(first: Any, name: str, result: Any, others: tuple[Any, ...]) -> Any:
     """A view of truths holds truths; as a float it holds numbers."""
-    if not isinstance(first, Truth) or not isinstance(result, Traced) or result is UNKNOWN:
+    if not isinstance(first, Truth) or not isinstance(result, Traced):
         return result
     number = name in ("float", "type_as") or any(isinstance(other, torch.dtype) for other in others)
     if not number and (isinstance(result, Truth) or name in _VIEWS):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpswd.public_client.extractor.lowering import BATCH, UNKNOWN, Batch, Builder, Refused, Traced
+from dpswd.public_client.extractor.lowering import BATCH, Batch, Builder, Refused, Traced
 from dpswd.shared.sandbox.operations import Shape
 
 Lower = Callable[..., Any]
@@ -24,8 +24,7 @@ PLACE = "the place where records lie"
 """Stands for x.device, which does not travel."""
 _NO_CHANGE = ("to", "type_as", "contiguous", "clone", "float")
 _TAKE_OWN = {"add", "sub", "mul", "div", "truediv", "matmul", "bmm", "iadd", "imul", "expand", "repeat"}
-_TAKE_OWN |= {"pow", "lt", "le", "gt", "ge", "eq", "ne"}
-_TAKE_OWN |= {"logical_not", "invert", "and_", "or_", "logical_and", "logical_or"}
+_TAKE_OWN |= {"lt", "le", "gt", "ge", "eq", "ne", "logical_not", "invert", "and_", "or_", "logical_and", "logical_or"}
 _BY_NUMBER = {"relu", "tanh", "sigmoid", "softplus", "exp", "log", "cos", "neg", "abs"}
 """What makes a number of each number, also of a module's own tensor: gates, rates, frequencies."""
 _FLOATS, _WHOLE = (torch.float32, torch.float), (torch.int64, torch.int32)
@@ -188,7 +187,7 @@ class Held(Unlowered):
             return self._looked_up(builder, whole)
         if any(entry not in (None, Ellipsis) and type(entry) not in (int, slice) for entry in whole):
             raise self.refused("indexing by anything but constants")
-        seen = tuple(_like(self.shape)[index].shape)
+        seen = tuple(torch.empty(self.shape, device="meta")[index].shape)
         if math.prod(seen) == math.prod(self.shape):  # sides of 1 come and go
             return replace(self, shape=seen)
         lead = self.shape[0] == 1 and whole[0] == slice(None)
@@ -301,8 +300,6 @@ def counted(builder: Builder, *bounds: Any, device: Any = None, dtype: Any = Non
 
 def place(builder: Builder, x: Traced, axis: int, number: int) -> Any:
     """One place of a side, which is dropped."""
-    if x is UNKNOWN:
-        return x
     one = builder.emit("slice", x, axis=axis, begin=number, end=number + 1)
     left = (*x.shape[:axis], *x.shape[axis + 1 :])
     return builder.reshape(one, left) if left else Column(one)
@@ -349,10 +346,6 @@ def _refuse_types(arguments: tuple[Any, ...], allowed: tuple[torch.dtype, ...]) 
     for given in arguments:
         if isinstance(given, torch.dtype) and given not in allowed:
             raise Refused(f"a change to {given}; only float32 travels", "leave the change of type out")
-
-
-def _like(shape: Shape) -> Tensor:
-    return torch.empty(shape, device="meta")
 
 
 def _without_batch(shape: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Lowering of what changes the shape of a record: views, flattening, concatenation, reduction over the sides.
 
-The batch dimension is never merged, dropped or permuted: that is what would let one record see another.
+A value has the batch first and apart. What stands beside or before it for a while is a `View`: nothing but turning it
+back, or what each record's own part of it allows, makes a value of that again.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ def concatenate(builder: Builder, tensors: Any, dim: int = 0, axis: int | None =
     """torch.cat along the channels or features."""
     if tensors and all(isinstance(value, Held) for value in tensors):
         return _own_concatenated(builder, tensors, dim if axis is None else axis)
-    shapes = [value.shape for value in tensors if isinstance(value, Traced)]
-    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
+    rank = max((len(value.shape) for value in tensors if isinstance(value, Traced)), default=0)
     values: list[Any] = [
         value.beside(builder, rank) if isinstance(value, Held) and rank else value for value in tensors
     ]
@@ -104,7 +104,7 @@ def item(builder: Builder, input: Any, index: Any) -> Any:
     """Indexing: of a shape, of what a layer returns, and of a record's sides by constants, as x[:, 0]."""
     if isinstance(input, tuple) and isinstance(index, (int, slice)):
         return input[index]
-    if isinstance(input, Traced) and isinstance(index, tuple) and input is not UNKNOWN:
+    if isinstance(input, Traced) and isinstance(index, tuple):
         return indexed(builder, input, index)
     raise Refused("indexing a tensor so is not in the vocabulary", "use x[:, 0], x[:, a:b] with constants")
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpswd.public_client.extractor.lowering import UNKNOWN, Builder, Traced
+from dpswd.public_client.extractor.lowering import Builder, Traced
 from dpswd.public_client.extractor.sequence_layers import linear_layer
 
 
@@ -46,8 +46,6 @@ def attention(builder: Builder, layer: Any, path: str, x: Traced, windows: int, 
     Returns:
         (windows * t, d).
     """
-    if x is UNKNOWN:
-        return UNKNOWN
     heads, inside = int(layer.num_heads), int(layer.qkv.out_features) // 3
     t = math.prod(x.shape) // (windows * int(layer.qkv.in_features))
     flat = builder.reshape(x, (windows * t, int(layer.qkv.in_features)))

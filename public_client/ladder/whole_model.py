@@ -95,8 +95,8 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
             features = split.extractor(records)
             if isinstance(features, Tensor) and features.dim() == 2 and _alike(split.classifier(features), scores):
                 return split if scores.shape[1] > 1 else Model(split.extractor, _of_two(split.classifier))
-    if head is None and not fitting and float(scores.max()) > 1.0:  # no probabilities, nor logarithms of any
-        return Model(model, nn.Identity())  # convolutions, or an ensemble, give them
+    if head is None and not fitting and float(scores.max()) > 1.0:  # of convolutions, an ensemble: no probabilities
+        return Model(model, nn.Identity())
     raise InvalidValue(
         f"no linear layer of the model is its last step{f' ({head!r} is not)' if head else ''}; return its scores, "
         "not probabilities, name the layer (head=...), or pass (extractor, classifier). Its linear layers: "

@@ -99,12 +99,7 @@ class Probe(nn.Module):
             z = z.transpose(1, 2) if self.place.sides == 3 else z.permute(0, 3, 1, 2)
         sides = tuple(range(2, self.place.sides))
         mean = z.mean(sides)
-        return torch.cat((mean, _root(torch.relu((z * z).mean(sides) - mean * mean) + _TINY)), dim=1)
-
-
-def _root(x: Tensor) -> Tensor:
-    """The square root of positive numbers, by operations that travel as data and take the same time for all."""
-    return torch.exp(0.5 * torch.log(x))
+        return torch.cat((mean, torch.sqrt(torch.relu((z * z).mean(sides) - mean * mean) + _TINY)), dim=1)
 
 
 class Probed(nn.Module):
@@ -125,12 +120,14 @@ class Probed(nn.Module):
                 self.first = probe = Probe(place, place.spread, place.center)
             else:
                 module = self.model.get_submodule(place.path)
-                own = isinstance(module, BatchNorm)  # whose affine map, and what timm's do behind it, stay
-                one, zero = torch.ones(place.channels), torch.zeros(place.channels)
-                probe = Probe(place, *((one, zero) if own else (place.spread, place.center)))
-                if own:
-                    module.running_mean, module.running_var = zero, one - module.eps  # type: ignore[operator]
-                put(self.model, place.path, nn.Sequential(*((probe, module) if own else (module, probe))))
+                if isinstance(module, BatchNorm):  # its affine map stays, and what timm's do behind it
+                    one, zero = torch.ones(place.channels), torch.zeros(place.channels)
+                    probe = Probe(place, one, zero)
+                    module.running_mean, module.running_var = zero, one - module.eps
+                    put(self.model, place.path, nn.Sequential(probe, module))
+                else:
+                    probe = Probe(place, place.spread, place.center)
+                    put(self.model, place.path, nn.Sequential(module, probe))
             self.probes.append(probe)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,11 +163,14 @@ class Probed(nn.Module):
         made = copy.deepcopy(self.model)
         probes = {name: module for name, module in made.named_modules() if isinstance(module, Probe)}
         for name, probe in probes.items():
-            *_, last = made.get_submodule(path := name.rpartition(".")[0]).children()
+            path = name.rpartition(".")[0]
+            *_, last = made.get_submodule(path).children()
             if isinstance(last, BatchNorm):
-                last.running_mean, variance = (each.float() for each in _statistics(probe))
+                last.running_mean, variance = (each.float() for each in _running_statistics(probe))
                 last.running_var = (variance - last.eps).clamp(min=0.0)
-            put(made, *((path, last) if isinstance(last, BatchNorm) else (name, _plain(probe))))
+                put(made, path, last)
+            else:
+                put(made, name, _plain(probe))
         return None if self.first is None else _plain(self.first), made
 
 
@@ -267,7 +267,7 @@ def _reads_sequences(model: nn.Module, records: Tensor) -> bool:
     return not any(isinstance(part, (nn.Conv1d, nn.BatchNorm1d)) for part in model.modules())
 
 
-def _statistics(probe: Probe) -> tuple[Tensor, Tensor]:
+def _running_statistics(probe: Probe) -> tuple[Tensor, Tensor]:
     """Means and variances (c,), float64, of channels that a probe brings to the source's."""
     gain, place = probe.moved.gain.double(), probe.place
     return place.center - place.spread * probe.moved.bias / gain, (place.spread / gain).square()
@@ -275,7 +275,7 @@ def _statistics(probe: Probe) -> tuple[Tensor, Tensor]:
 
 def _plain(probe: Probe) -> nn.Module:
     """The three affine maps of a probe as one: a batch normalisation with its statistics where channels come first."""
-    place, (mean, variance) = probe.place, _statistics(probe)
+    place, (mean, variance) = probe.place, _running_statistics(probe)
     if place.last and not place.single:
         affine, gain = FeatureAffine(place.channels), probe.back.gain * variance.rsqrt()
         with torch.no_grad():
