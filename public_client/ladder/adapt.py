@@ -302,7 +302,8 @@ class _Climb:
         talk = (run := site.run_of(LayersRun)).conversation
         assert talk is not None, "the method has fitted"
         assert talk.verdict is not None, "a glance asks for it"
-        plain = words.of_glance(talk.verdict, run.probed.probes[0].place, images=len(run.plan.record_shape) == 3)
+        names, images = self.hospital.describe().contract.column_names, len(run.plan.record_shape) == 3
+        plain = words.of_glance(talk.verdict, run.probed.probes[0].place, images=images, names=names)
         if talk.verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()

@@ -101,14 +101,13 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
     except (InvalidValue, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataInvalid(f"{path} has no certificate that can be read: {error!r}") from error
     checked = Checked(certificate, evidence)
-    if inside != beside:
-        checked.note("the certificate in the model's file is not the one beside it")
-    if spelled != data:
-        checked.note("the model's file is spelled otherwise than it was written")
-    if stated["model"] != sha256(bare):
-        checked.note("the model is not the one that was certified: a weight, a graph or its plan was changed")
-    if stated["evidence"] != sha256(evidence_data):
-        checked.note("the evidence is not the one that was certified")
+    changed = {
+        "the certificate in the model's file is not the one beside it": inside != beside,
+        "the model's file is spelled otherwise than it was written": spelled != data,
+        "the model is not the one that was certified: a weight, a graph or its plan": stated["model"] != sha256(bare),
+        "the evidence is not the one that was certified": stated["evidence"] != sha256(evidence_data),
+    }
+    checked.note(*(text for text, wrong in changed.items() if wrong))
     keys = LedgerKeys.of(key, (own := certificates.described(evidence)).key_changes)
     if bytes.fromhex(own.ledger_public_key) not in keys.every:
         checked.note("the replies are of a curator with another ledger's key", kind=Tampering.FORGED)

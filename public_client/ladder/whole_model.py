@@ -28,6 +28,7 @@ _COMPARED = 8  # records by which a split is checked
 _DRAWN = 10_000  # rows of a generator
 _NUMBERS = "fiub"  # kinds of NumPy's types
 _SAME = 1e-4  # relative difference of the scores: sums in another order
+_WRAPPED = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 
 
 def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
@@ -53,6 +54,7 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
     model = network_of(model, records) if is_pretrained(model) else model
     model = read_onnx(model, records) if isinstance(model, (str, Path)) else model
     model = getattr(model, "best_estimator_", model)  # of a search
+    model = getattr(model, _WRAPPED.get(type(model).__name__, ""), model)
     if getattr(model, "of_estimator", False):
         return Model(model, nn.Identity())
     if isinstance(model, nn.Module):
@@ -74,6 +76,10 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
 def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model:
     """The last linear layer whose outputs are the scores, and everything before it."""
     require_finite(model, type(model).__name__)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InvalidValue(f"a {type(model).__name__} is compiled already; pass the module it was made of, or its ONNX")
+    if any(own.is_floating_point() and own.dtype != torch.float32 for own in model.state_dict().values()):
+        model = copy.deepcopy(model).float()
     try:
         with evaluating(model), torch.no_grad():
             scores = model(records)
@@ -183,8 +189,7 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
             raise DataInvalid(f"label is {label!r}; name the column of labels: {', '.join(map(str, source.columns))}")
         return as_batches((source[[n for n in source.columns if n != label]], source[label]), seed=seed, model=model)
     if hasattr(source, "batches") and hasattr(source, "sample"):
-        batches: Batches = source.batches(_DRAWN, seed=seed)
-        return batches
+        return source.batches(_DRAWN, seed=seed)  # type: ignore[no-any-return]
     if isinstance(source, Iterable):
         return source
     raise DataInvalid(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dpswd.public_client.normalisation.columns import LEAST_SAID
@@ -16,24 +18,24 @@ UNEXPLAINED = (
 )
 
 
-def of_glance(verdict: Verdict, first: Place, *, images: bool) -> str:
-    """What a glance's verdict says in words; the first layer that it saw, and whether records are images."""
+def of_glance(verdict: Verdict, first: Place, *, images: bool, names: Sequence[str]) -> str:
+    """What a glance's verdict says in words; the first layer that it saw, if records are images, columns' names."""
+    columns = verdict.columns and verdict.columns.said(names)
     if verdict.outcome == AS_IT_IS:
-        return "its layers see what they saw of your source, as far as so small a release can tell"
+        return "it sees there what it saw of your source, as far as so small a release can tell"
     if verdict.outcome == UNDECIDED:
         return "something has changed, and a glance does not tell whether other classes or other inputs"
     if verdict.outcome == PEOPLE:
-        return "its records are of other people than your source's: columns of codes have other shares, in any class"
+        asked = f". Ask which units it has there: {columns}" if columns else ""
+        return f"its records are of other people than your source's: columns of codes have other shares{asked}"
     if verdict.outcome == FREQUENCIES:
         assert verdict.frequencies is not None, "set with the outcome"
         rarer = np.argsort(-np.abs(verdict.frequencies - verdict.before))[:3]
-        shares = (
-            f"class {verdict.kinds[k]}: {verdict.frequencies[k]:.0%} there, {verdict.before[k]:.0%} in your source"
-            for k in rarer
-        )
+        each = "class {}: {:.0%} there, {:.0%} in your source"
+        shares = (each.format(verdict.kinds[k], verdict.frequencies[k], verdict.before[k]) for k in rarer)
         return f"its classes are not as frequent as in your source ({'; '.join(shares)})"
-    if verdict.columns is not None:
-        return f"its columns lie elsewhere or have other units ({verdict.columns}), and classes may be rarer there"
+    if columns:
+        return f"its columns lie elsewhere or have other units ({columns}), and classes may be rarer there"
     means, other = verdict.move[: 2 * first.channels].reshape(2, -1)
     varied = float(np.mean(other - first.single * means**2))  # squares, where a record has one value a channel
     look = ("look noisier, or of more contrast,", "look paler, or blurred,", "look brighter or darker")

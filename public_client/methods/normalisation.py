@@ -103,10 +103,10 @@ class Normalisation(Method):
     def ready(self, probed: Probed, record_shape: tuple[int, ...]) -> Declarable:
         """The probed network as it travels; its plan has as many steps as there are questions."""
         plain = Declarable.of(probed, record_shape)
-        # What follows the last statistics does not travel.
-        names = tuple(name for name in probed.adapted_names() if name in plain.graph.parameter_shapes)
-        made = _Questions(plain.graph, plain.weights, names, steps=self.steps(len(probed.probes)))
-        return made.of_copy(probed)
+        # What follows the last statistics does not travel, and a first question moves nothing.
+        moved = () if self.asks == "first" else probed.adapted_names()
+        names = tuple(name for name in moved if name in plain.graph.parameter_shapes)
+        return _Questions(plain.graph, plain.weights, names, steps=self.steps(len(probed.probes))).of_copy(probed)
 
     def steps(self, layers: int) -> int:
         """T, where the team names none: one question for each layer, and of a run of all half as many before."""

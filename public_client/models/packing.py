@@ -133,6 +133,16 @@ def _grouped(tree: Tree) -> list[_Group]:
     return made
 
 
+class _Paths(nn.Conv1d):
+    """Of one place, as products of matrices: torch's own takes four times as long."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        assert bias is not None, "of every leaf"
+        own = weight.reshape(self.groups, -1, weight.shape[1]).transpose(1, 2)
+        sums = x.reshape(len(x), self.groups, -1).transpose(0, 1) @ own
+        return sums.transpose(0, 1).reshape(len(x), -1, 1) + bias[:, None]
+
+
 class Leaves(nn.Module):
     """From splits' numbers to class scores: `docs/ml-team/extractors.md`.
 
@@ -153,7 +163,7 @@ class Leaves(nn.Module):
         super().__init__()
         groups = len(thresholds) // paths.shape[1]
         self.register_buffer("thresholds", thresholds)
-        self.paths = nn.Conv1d(len(thresholds), len(paths), 1, groups=groups, device="meta")
+        self.paths = _Paths(len(thresholds), len(paths), 1, groups=groups, device="meta")
         self.paths.weight, self.paths.bias = nn.Parameter(paths.unsqueeze(-1)), nn.Parameter(bounds)
         self.values = filled_linear(values, bias)
         self.outputs = outputs

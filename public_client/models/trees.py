@@ -95,6 +95,11 @@ class OfEstimator(nn.Sequential):
 
     of_estimator = True
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether numbers of its records stand for missing ones."""
+        return any(getattr(part, "codes", None) is not None for part in self)
+
 
 def as_module(
     estimator: Any, feature_names: Sequence[str] | None = None, *, missing: Missing = None, check: bool = True
@@ -133,9 +138,8 @@ def as_module(
     forms, head = _headed(final, table)
     module = _assembled(forms, head, width, codes, flags=flags).eval().requires_grad_(False)
     if check:
-        compare(
-            estimator, module, made_records(forms, head, codes, width), own=own, places=places, codes=codes, flags=flags
-        )
+        made = made_records(forms, head, codes, width)
+        compare(estimator, module, made, own=own, places=places, codes=codes, flags=flags)
     return module
 
 
@@ -151,20 +155,16 @@ def _features(estimator: Any, steps: Sequence[Any], final: Any) -> tuple[list[st
     """Names of the columns that it was fitted on, if any, and their number."""
     first = steps[0] if steps else final
     if type(final).__name__ == "Booster":
-        names = getattr(final, "feature_names", None) or (
-            final.feature_name() if callable(getattr(final, "feature_name", None)) else None
-        )
+        given = getattr(final, "feature_name", None)
+        names = getattr(final, "feature_names", None) or (given() if callable(given) else None)
         count = int(final.num_features() if hasattr(final, "num_features") else final.num_feature())
         return list(names) if names and not _numbered(names) else None, count
     for part in (estimator, first, final):
         if hasattr(part, "n_features_in_"):
             names = getattr(part, "feature_names_in_", None)
-            return None if names is None or _numbered(names) else [str(name) for name in names], int(
-                part.n_features_in_
-            )
-    raise unsupported(
-        f"{type(final).__name__} is not fitted or not known", "fit it first; see docs/ml-team/extractors.md"
-    )
+            own = None if names is None or _numbered(names) else [str(name) for name in names]
+            return own, int(part.n_features_in_)
+    raise unsupported(f"{type(final).__name__} is not fitted or not known", "fit it first, or look into extractors.md")
 
 
 def _numbered(names: Sequence[str]) -> bool:
@@ -175,13 +175,11 @@ def _numbered(names: Sequence[str]) -> bool:
 def _places(own: Sequence[str] | None, given: Sequence[str] | None, count: int) -> list[int]:
     if given is None or own is None:
         if given is not None and len(given) != count:
-            raise InvalidValue(
-                f"feature_names has {len(given)} names, the model was fitted on {count} columns without names"
-            )
+            raise InvalidValue(f"feature_names has {len(given)} names, the model has {count} columns without names")
         return list(range(count))
     if lacking := [name for name in own if name not in given]:
         raise InvalidValue(
-            f"the model was fitted on {lacking[:5]}, which feature_names does not hold; add them, or refit"
+            f"the model was fitted on {lacking[:5]}, which feature_names does not hold; add them or refit"
         )
     return [list(given).index(name) for name in own]
 
@@ -190,9 +188,7 @@ def _codes(missing: Missing, width: int) -> tuple[Tensor | None, bool]:
     """(width,) codes, or None for NaN; and whether records have flags."""
     if missing is None or isinstance(missing, str):
         if missing not in (None, "flags"):
-            raise InvalidValue(
-                f"missing is {missing!r}; allowed: a number, one for each column, 'flags', or None for NaN"
-            )
+            raise InvalidValue(f"missing is {missing!r}; allowed: a number, one for each column, 'flags', None for NaN")
         return None, missing == "flags"
     given = np.asarray(missing, dtype=np.float32)
     if given.shape not in ((), (width,)):
@@ -258,9 +254,7 @@ def _linear(final: Any, table: Table) -> tuple[list[Form], nn.Module]:
     biases = np.broadcast_to(np.asarray(final.intercept_, dtype=np.float64), (len(coefficients),))
     rows, classes = len(coefficients), len(final.classes_)
     if rows != (1 if classes == 2 else classes) or coefficients.shape[1] != len(table):
-        raise unsupported(
-            f"{type(final).__name__} compares classes pair by pair", "use LogisticRegression or LinearSVC"
-        )
+        raise unsupported(f"{type(final).__name__} compares classes in pairs", "use LogisticRegression or LinearSVC")
     forms = [combined(table, row, bias) for row, bias in zip(coefficients, biases, strict=True)]
     outputs = _outputs(final, rows)
     return ([Form(), *forms] if rows == 1 else forms), LinearScores(outputs)
@@ -275,13 +269,10 @@ def _network(final: Any, table: Table) -> tuple[list[Form], nn.Module]:
     forms = [combined(table, row, bias) for row, bias in zip(first[0].T, first[1], strict=True)]
     layers: list[nn.Module] = []
     for number, (weight, bias) in enumerate(others):
-        rows = (
-            torch.from_numpy(np.array(weight.T, dtype=np.float64)),
-            torch.from_numpy(np.array(bias, dtype=np.float64)),
-        )
+        own, more = (torch.from_numpy(np.array(part, dtype=np.float64)) for part in (weight.T, bias))
         if number == len(others) - 1 and final.n_outputs_ == 1:
-            rows = with_two_classes(*rows, "log-odds")
-        layers += [_ACTIVATIONS[final.activation](), filled_linear(*rows)]
+            own, more = with_two_classes(own, more, "log-odds")
+        layers += [_ACTIVATIONS[final.activation](), filled_linear(own, more)]
     if not layers and final.n_outputs_ == 1:
         forms = [Form(), *forms]
     return forms, nn.Sequential(*layers)
@@ -300,6 +291,5 @@ def _assembled(forms: Sequence[Form], head: nn.Module, width: int, codes: Tensor
         size = 2 * width + len(cases)
         reading = [ReadRecords(width, codes, flags=flags, cases=cases)]
     weight, bias = matrix(forms, atoms, size)
-    if isinstance(head, Leaves):  # its thresholds hold the biases
-        return OfEstimator(*reading, filled_linear(weight, None), head)
-    return OfEstimator(*reading, filled_linear(weight, bias), head)
+    own = None if isinstance(head, Leaves) else bias  # its thresholds hold the biases
+    return OfEstimator(*reading, filled_linear(weight, own), head)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from dpswd.public_client.linear_evidence import LinearModel, Normal
 from dpswd.public_client.normalisation.inference import FREQUENCY_WIDTHS, Observed, Simplex
-from dpswd.public_client.normalisation.probes import Probed, statistics_of
-from dpswd.public_client.normalisation.reference import Labels, Reference, Values, clipped
+from dpswd.public_client.normalisation.probes import INPUT, Place, Probed, statistics_of
+from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, clipped
 
 MOST = 100, 32, 12
 """Columns of a table, of one whose network is slow, or channels of a sequence: each is moved twice in every step."""
@@ -32,14 +33,20 @@ _STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART, _FAR = 8, 0.02
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
-LEAST_SAID, _MOST_SAID = 0.15, 3  # deviations by which something must have moved to be put into words; columns
+_CODES, LEAST_SAID, _MOST_SAID = 16, 0.15, 3  # values of what is no measurement; least deviations in words; columns
 _FITTED, SLOW = 1024, 300_000  # about as many records fit the moves where one takes more operations, or is a sequence
 
 
 def record_passes(channels: int) -> int:
     """Records that are evaluated to see how their columns have moved, at most, where one takes long."""
     tries = (_FAR_COLUMNS + 1) * channels * 2 * len(_FACTORS + _OFFSETS)
-    return 3 * _FITTED * (_STEPS * (2 * channels + 1) + 2 * _DRAWS) + tries * _SHOWN
+    return 4 * _FITTED * (_STEPS * (2 * channels + 1) + 2 * _DRAWS) + tries * _SHOWN
+
+
+def coded(values: Values, place: Place) -> Mask:
+    """(c,) columns of a table (m, c, ...) that have few values, such as flags, codes, grades: they have no unit."""
+    columns = values.T[: place.channels] if place.path == INPUT and place.single else [()] * place.channels
+    return np.array([1 < len(np.unique(column)) <= _CODES for column in columns])
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +69,13 @@ class MovedColumns:
     draws: list[tuple[Values, Values]]
     better: float = 0.0
 
-    def __str__(self) -> str:
-        """The columns that moved furthest."""
+    def said(self, names: Sequence[str] = ()) -> str:
+        """The columns that moved furthest, by name where there are names."""
         far = np.argsort(-np.abs(self.offset) - np.abs(self.logs))
         said = [k for k in far if max(abs(self.offset[k]), abs(self.logs[k])) > LEAST_SAID][:_MOST_SAID]
-        each = (f"column {k} by {self.offset[k]:+.1f} deviations and times {math.exp(self.logs[k]):.2g}" for k in said)
-        return f"{'; '.join(each) or 'none by much'}; counted from 0"
+        of = [names[k] if names else f"column {k}, counted from 0," for k in said]
+        by = [f"by {self.offset[k]:+.1f} deviations and times {math.exp(self.logs[k]):.2g}" for k in said]
+        return "; ".join(map(" ".join, zip(of, by, strict=True))) or "none by much"
 
 
 class Columns:
@@ -84,14 +92,16 @@ class Columns:
         self._probed, self._records, self._labels = probed, records, labels
         self._slow = work > SLOW or not probed.probes[0].place.single
         self._count, self._lacking = probed.probes[0].place.channels, np.zeros(())
+        self._free = np.flatnonzero(~coded(records.double().numpy(), probed.probes[0].place))
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
         """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away.
 
-        What putting it back is worth is expected over all that came to different ends, as probable as each is.
+        What is far lies about where it was tried, or anywhere. What putting it back is worth is expected over all ends.
         """
         still, far = np.zeros(2 * self._count), self._far(observed, reference)
-        starts = [(reference.shares, still), (likely, still), (reference.shares, far)][: 3 if far.any() else 2]
+        starts = [(reference.shares, still, still), (likely, still, still)]
+        starts += [(reference.shares, far, about) for about in (far, still) if far.any()]
         some = self._few(slice(None, None, -(-len(self._labels) // _FITTED)), reference) if self._slow else self
         fits = [some._fitted(observed, reference, *start) for start in starts]
         best = max(fits, key=lambda fit: fit.evidence)
@@ -99,10 +109,16 @@ class Columns:
         gains = [np.mean([some._better(*draw, best, reference) for draw in fit.draws]) for fit in ends]
         return replace(best, better=float(special.softmax([fit.evidence for fit in ends]) @ gains))
 
+    def in_other_units(self, observed: Observed, reference: Reference) -> MovedColumns | None:
+        """Single columns that lie so far away, or are so much wider, that no other people would explain it."""
+        offset, logs = (far := self._far(observed, reference)).reshape(2, -1)
+        return MovedColumns(0.0, reference.shares, offset, logs, []) if far.any() else None
+
     def _few(self, part: slice, reference: Reference) -> Columns:
         """This part of each class, with what its means lack of all records' where no column has moved."""
         shown = np.concatenate([np.flatnonzero(self._labels == kind)[part] for kind in reference.kinds])
         some = Columns(self._probed, self._records[torch.from_numpy(shown)], self._labels[shown])
+        some._free = self._free
         some._lacking = reference.classes - some._class_means(np.zeros(2 * self._count), reference)
         return some
 
@@ -113,7 +129,7 @@ class Columns:
         zeros = (place.center / place.spread).double().numpy()  # how far below the center a record's zero lies
         sizes = [(math.expm1(log), log, 0.0) for size in _FACTORS for log in (size, -size)]
         sizes += [(0.0, 0.0, offset) for size in _OFFSETS for offset in (size, -size)]
-        tried = [(k, by * zero + offset, log) for k, zero in enumerate(zeros) for by, log, offset in sizes]
+        tried = [(k, by * zeros[k] + offset, log) for k in self._free for by, log, offset in sizes]
 
         def nats(moves: Values) -> float:
             classes, none = some._class_means(moves.reshape(-1), reference), np.zeros((len(reference.center), 0))
@@ -121,7 +137,7 @@ class Columns:
             return max(float(law.log_evidence) for law in _laws(observed, reference, rest, classes, none, widths))
 
         best = nats(now)
-        for _ in range(min(_FAR_COLUMNS, self._count)):
+        for _ in range(min(_FAR_COLUMNS, len(self._free))):
             moves = [now.copy() for _ in tried]
             for move, (column, *own) in zip(moves, tried, strict=True):
                 move[:, column] = own
@@ -131,30 +147,34 @@ class Columns:
             best, now = max(scores), moves[int(np.argmax(scores))]
         return now.reshape(-1)
 
-    def _fitted(self, observed: Observed, reference: Reference, p: Values, now: Values) -> MovedColumns:
-        far, moves = now.reshape(2, -1).any(axis=0), len(now)
-        usual, simplex = np.where(np.tile(far, 2), _FAR, 1.0), Simplex(reference.shares)  # how far a move may be
-        frequencies = slice(reference.along.shape[1], -moves)
+    def _fitted(self, observed: Observed, reference: Reference, p: Values, start: Values, near: Values) -> MovedColumns:
+        free = np.concatenate([self._free, self._count + self._free])
+        now, middle, anywhere = start.copy(), near[free], np.tile((start - near).reshape(2, -1).any(axis=0), 2)[free]
+        usual, simplex = np.where(anywhere, _FAR, 1.0), Simplex(reference.shares)  # how far a move may be
+        ends = np.cumsum([reference.along.shape[1], len(p)])
+        frequencies, own = slice(*ends), slice(ends[1], None)
         for _ in range(_STEPS):
             classes = self._class_means(now, reference)
-            steps = _DIFFERENCE * np.eye(moves)
-            slopes = [p @ (self._class_means(now + step, reference) - classes) / _DIFFERENCE for step in steps]
-            jacobian = np.stack(slopes, axis=1) * usual
-            about = (p - reference.shares) @ classes + jacobian @ (now / usual)
+            tried = (self._class_means(now + step, reference) for step in _DIFFERENCE * np.eye(len(now))[free])
+            slopes = [p @ (each - classes) / _DIFFERENCE for each in tried]
+            jacobian = np.reshape(slopes, (len(free), len(classes.T))).T * usual
+            about = (p - reference.shares) @ classes + jacobian @ ((now[free] - middle) / usual)
             laws = _laws(observed, reference, observed.moved - p @ classes + about, classes, jacobian, _WIDTHS)
             logs, means = map(np.concatenate, zip(*(_cut(law, simplex, frequencies) for law in laws), strict=True))
             mean = special.softmax(logs) @ means
-            change = mean[-moves:] * usual - now
-            now = now + change * min(1.0, _LONGEST / max(float(np.abs(change).max()), _LONGEST))
+            change = middle + mean[own] * usual - now[free]
+            now[free] += change * min(1.0, _LONGEST / np.abs(change).max(initial=_LONGEST))
             p = _shares(reference, mean[frequencies])
-            if float(np.abs(change).max()) < _SETTLED:
+            if np.abs(change).max(initial=0.0) < _SETTLED:
                 break
         spreads, rng = np.concatenate([law.spread.numpy() for law in laws]), np.random.default_rng(0)
         picked = rng.choice(len(logs), _DRAWS, p=special.softmax(logs))
         draws = [means[one] + spreads[one] @ rng.normal(size=len(mean)) for one in picked]
-        true = [(_shares(reference, draw[frequencies]), draw[-moves:] * usual) for draw in draws]
+        moves = np.zeros((_DRAWS, len(now)))
+        moves[:, free] = middle + np.stack(draws)[:, own] * usual
+        true = [(_shares(reference, draw[frequencies]), each) for draw, each in zip(draws, moves, strict=True)]
         evidence = float(special.logsumexp(logs)) - math.log(logs.size) - 0.5 * len(classes.T) * math.log(2.0 * math.pi)
-        evidence -= far.sum() * math.log(self._count * 2 * len(_FACTORS + _OFFSETS))  # which of those that were tried
+        evidence -= start.reshape(2, -1).any(axis=0).sum() * math.log(1 + len(free) * len(_FACTORS + _OFFSETS))
         return MovedColumns(evidence, p, now[: self._count], now[self._count :], true)
 
     def _better(self, p: Values, moves: Values, fit: MovedColumns, reference: Reference) -> float:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.public_client.normalisation.columns import Columns
+from dpswd.public_client.normalisation.columns import Columns, coded
 from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, log_variances, moved
-from dpswd.public_client.normalisation.probes import INPUT, Place, Probed
+from dpswd.public_client.normalisation.probes import Place, Probed
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, scales
 from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verdict, layer_moves, weighed
 from dpswd.shared.core.noise.clipping import RECORD_NORM
@@ -97,11 +97,12 @@ class Conversation:
         """The same question until it is clear what has happened; how many questions that leaves over."""
         everything = np.ones(self._vectors.shape[1], dtype=bool)
         sizes = {place.path: place.channels for place in self._places}
-        reference, total, coded = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1]), self._coded()
+        reference, total = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1])
+        codes = np.concatenate([np.tile(coded(self._vectors, place), 2) for place in self._places])
         for times in range(1, self._asked.first + 1):
             total += yield self._map(reference, everything)
             observed = self._observed(total / times, reference, everything, times=times)
-            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns, coded)
+            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns, codes)
             if self.verdict.clear:
                 break
         if (verdict := self.verdict) and verdict.columns is not None and verdict.frequencies is not None:
@@ -165,15 +166,6 @@ class Conversation:
     @property
     def _places(self) -> tuple[Place, ...]:
         return tuple(probe.place for probe in self._probed.probes)
-
-    def _coded(self) -> Mask:
-        """(d,) statistics of the records' columns of two values, such as flags: they have no unit."""
-        coded, place = np.zeros(self._vectors.shape[1], dtype=bool), self._places[0]
-        if place.path == INPUT and place.single:
-            values = self._vectors[:, : place.channels]
-            low, high = values.min(axis=0), values.max(axis=0)
-            coded[: 2 * place.channels] = np.tile((low < high) & ((values == low) | (values == high)).all(axis=0), 2)
-        return coded
 
     def _own_parts(self) -> list[slice]:
         """Of each layer in the statistics."""

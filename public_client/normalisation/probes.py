@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from dpswd.public_client.extractor.adapter_layers import ChannelAffine, FeatureAffine
 from dpswd.public_client.extractor.made_records import are_looked_up
 from dpswd.public_client.extractor.sequence_layers import written_out
+from dpswd.public_client.models.trees import OfEstimator
 from dpswd.shared.core.errors import InvalidValue
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
-_WATCHED = (BatchNorm, _NORMS, (nn.Conv1d, nn.Conv2d, nn.Linear))  # the first kind that a network has
+_WATCHED = (OfEstimator, BatchNorm, _NORMS, (nn.Conv1d, nn.Conv2d, nn.Linear))  # the first kind that a network has
 _TINY, _FARTHEST = 1e-6, 1e4  # bound of public statistics: in some networks a single record grows for ever
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
 _MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
@@ -189,8 +190,8 @@ def put(model: nn.Module, path: str, module: nn.Module) -> None:
 def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     """The layers whose channels can be moved, in the order of evaluation.
 
-    Batch normalisations where there are some; else the outputs of layer and group normalisations, or of
-    convolutions and linear layers, but the last. Channels of sequences and columns of tables too.
+    Batch normalisations where there are some; else the outputs of layer and group normalisations, or of convolutions
+    and linear layers, but the last; an estimator's scores. Channels of sequences and columns of tables too.
 
     Args:
         model: from records to scores; it stays as it is.

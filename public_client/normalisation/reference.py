@@ -88,7 +88,7 @@ class Reference:
             distance: of the move, in the clip's units.
         """
         center, scale = vectors.mean(axis=0), scales(vectors)
-        radius = clip * float(np.hypot(spread(vectors * scale), distance))
+        radius = clip * float(np.hypot(np.sqrt((vectors * scale).var(axis=0).sum()), distance))
         free = vectors - center
         rows = clipped(free * scale, radius) / scale
         mean = rows.mean(axis=0)
@@ -115,11 +115,6 @@ def clipped(rows: Values, radius: float) -> Values:
     """Rows (m, d) brought to norm `radius` at most."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows * np.minimum(1.0, radius / np.maximum(norms, np.finfo(float).tiny)))
-
-
-def spread(vectors: Values) -> float:
-    """The root of the mean squared distance of vectors (m, d) from their mean."""
-    return float(np.sqrt(vectors.var(axis=0).sum()))
 
 
 def _directions(rows: Values, rank: int) -> Values:

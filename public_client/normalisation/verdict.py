@@ -9,23 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from dpswd.public_client.normalisation import inference
 from dpswd.public_client.normalisation.columns import Columns, MovedColumns
-from dpswd.public_client.normalisation.inference import (
-    AS_IT_IS,
-    BOTH,
-    CHANNELS,
-    FREQUENCIES,
-    Explanation,
-    Observed,
-    explained,
-)
+from dpswd.public_client.normalisation.inference import AS_IT_IS, BOTH, CHANNELS, FREQUENCIES, Observed, explained
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values
 
 LEAST_LEAD = 3.0
 """Nats by which an explanation must lead its rivals to be named: odds of twenty to one."""
 CLEAR = 30.0
 """Nats over explanations without moved channels that end the asking of all layers."""
-_UNREAD = 1e6  # noise on what is not looked at
+_UNREAD, _AMONG_CODES = 1e6, 10.0  # noise on what is not looked at; nats, where a table tells of people as well
 UNDECIDED, COLUMNS, PEOPLE = "undecided", "columns moved", "other people"
 
 
@@ -50,7 +43,8 @@ class Verdict:
         before: (C,) their frequencies in the source.
         move: (d,) of all statistics.
         layers: how far each layer has moved.
-        columns: how the records' columns have moved, where that explains the release best.
+        columns: how the records' columns have moved, where that explains the release best; of `PEOPLE` which of them
+            seem to be in other units besides.
     """
 
     outcome: str
@@ -83,10 +77,11 @@ class Verdict:
                 "channels: more records or a larger epsilon may tell"
             )
         if self.outcome == PEOPLE:
-            return "columns of two values have other shares than in the source, beside any frequencies of the classes"
+            units = f"; of the rest may be in other units: {self.columns.said()}" if self.columns else ""
+            return f"columns of few values have other shares than in the source, whatever the classes' are{units}"
         if self.columns is not None:
             done = "they are put back" if self.frequencies is not None else "to put them back is not expected to help"
-            return f"its columns lie elsewhere ({self.columns}), and classes may be rarer; {done}"
+            return f"its columns lie elsewhere ({self.columns.said()}), and classes may be rarer; {done}"
         if self.outcome == FREQUENCIES:
             assert self.frequencies is not None, "set with the outcome"
             shares = ", ".join(f"{share:.0%}" for share in self.frequencies[:20])
@@ -117,26 +112,27 @@ def weighed(
     explanations = explained(observed, reference, deviations)
     over = _over(explanations)
     outcome = _leading(over)
+    moved = None
     if coded is not None and coded.any() and outcome not in (AS_IT_IS, FREQUENCIES):
-        alone = replace(observed, noise=np.where(coded, observed.noise, _UNREAD))
+        alone, rest = (replace(observed, noise=np.where(own, observed.noise, _UNREAD)) for own in (coded, ~coded))
         if _leading(_over(explained(alone, reference, deviations))) in (CHANNELS, BOTH):
-            outcome = PEOPLE
+            outcome, moved = PEOPLE, None if columns is None else columns.in_other_units(rest, reference)
     nats = np.array(list(over.values()))
     move = special.softmax(nats) @ np.stack([one.move for one in explanations.values()])
     move = reference.undone(move, observed.noise, observed.records)
     sure = np.maximum(explanations[FREQUENCIES].frequencies, 1e-4)
-    frequencies, moved = sure / sure.sum() if outcome == FREQUENCIES else None, None
+    frequencies = sure / sure.sum() if outcome == FREQUENCIES else None
     if columns is not None and outcome not in (AS_IT_IS, FREQUENCIES, PEOPLE):
         moved = columns.explained(observed, reference, sure / sure.sum())
         over[COLUMNS] = moved.evidence - explanations[AS_IT_IS].evidence
-        if over[COLUMNS] >= max(nats.max(), 0.0) + LEAST_LEAD:
+        if over[COLUMNS] >= max(nats.max(), 0.0) + (LEAST_LEAD if coded is None or not coded.any() else _AMONG_CODES):
             outcome, frequencies = COLUMNS, moved.frequencies if moved.better > 0.0 else None
         else:
             moved = None
     return Verdict(outcome, over, frequencies, reference.kinds, reference.shares, move, layer_moves(move, sizes), moved)
 
 
-def _over(explanations: Mapping[str, Explanation]) -> dict[str, float]:
+def _over(explanations: Mapping[str, inference.Explanation]) -> dict[str, float]:
     return {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
 
 
@@ -161,10 +157,6 @@ def layer_moves(move: Values, sizes: Mapping[str, int]) -> tuple[LayerMove, ...]
         move: (d,) of all statistics, layer by layer, means before deviations.
         sizes: channels of each layer.
     """
-    layers, at = [], 0
-    for path, channels in sizes.items():
-        own = move[at : at + 2 * channels]
-        mean, deviation = (float(np.sqrt(np.mean(part**2))) for part in (own[:channels], own[channels:]))
-        layers.append(LayerMove(path, mean, deviation))
-        at += 2 * channels
-    return tuple(layers)
+    parts = np.split(move, np.cumsum([2 * channels for channels in sizes.values()])[:-1])
+    roots = (np.sqrt((part.reshape(2, -1) ** 2).mean(axis=1)).tolist() for part in parts)
+    return tuple(LayerMove(path, *own) for path, own in zip(sizes, roots, strict=True))

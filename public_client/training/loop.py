@@ -88,8 +88,8 @@ class Training:
         """Gives a site the model that its releases led to, whose outcome is set, and ends its course."""
         site.model, site.finding = model, finding
         if finding:
-            tell = _log.warning if site.outcome in UNCHANGED else _log.info
-            tell("%s: %s; %s", site.name, site.outcome, finding)
+            over = site.outcome in UNCHANGED and site.plan.method.adapts(site.plan.record_shape)  # a glance goes on
+            (_log.warning if over else _log.info)("%s: %s; %s", site.name, site.outcome, finding)
         site.steps = site.plan.steps
         self.record(site, site.steps, distance)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from dpswd import adapt, plan_ladder
-from dpswd.public_client.ladder.rungs import LABELS
+from dpswd import Hospital, MockCurator, adapt, as_module, mock_description, plan_ladder
+from dpswd.public_client.ladder.rungs import GLANCE, LABELS
 from dpswd.public_client.testing.local_hospital import LocalHospital
+from dpswd.shared.protocol.contract import DataContract
 
 RECORDS = 3000
 
@@ -22,8 +24,6 @@ def made_table(count: int, seed: int, *, offset: float) -> tuple[np.ndarray, np.
 
 
 def log_loss(model, records: np.ndarray, labels: np.ndarray) -> float:
-    import torch
-
     with torch.no_grad():
         scores = model(torch.from_numpy(records)).double()
     return float(torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels)))
@@ -44,12 +44,40 @@ def test_boosted_trees_are_recalibrated_where_classes_are_rarer(boosted) -> None
         here.connect() as hospital,
     ):
         ladder = plan_ladder(boosted, source, hospital, epsilon=1.0)
-        assert list(ladder.plans) == [LABELS]
+        assert list(ladder.plans) == [GLANCE, LABELS]
         assert "the model is no network with layers" in str(ladder)
         adapted = adapt(boosted, source, hospital, epsilon=1.0, progress=False)
         assert hospital.describe().spent <= 1.0
     assert adapted.changed
-    from dpswd.public_client.models.trees import as_module
-
     before = log_loss(as_module(boosted).eval(), records, labels)
     assert log_loss(adapted.module, records, labels) < before - 0.1
+
+
+def test_a_column_in_other_units_is_named_and_put_back_for_trees_without_labels(boosted):
+    """The commonest model of tables, and no label: until its columns were looked at it could be asked nothing."""
+    records, labels = made_table(RECORDS, 2, offset=0.0)
+    there = records * np.array([1.0, 12.0, 1.0, 1.0], dtype=np.float32) + np.array([0.0, 30.0, 0.0, 0.0])
+    there = torch.from_numpy(there.astype(np.float32))
+    contract = DataContract(column_names=("age", "weight", "height", "rate"))
+    described = mock_description(records=RECORDS, record_shape=(4,), epsilon=4.0, delta=1e-5, contract=contract)
+    noise = np.random.default_rng(0).bytes
+    curator = MockCurator(described, records=lambda count: there[:count], randomness=noise)
+    adapted = adapt(boosted, made_table(4000, 1, offset=0.0), Hospital(curator), epsilon=1.0, progress=False)
+    assert [answer.rung for answer in adapted.answers] == [GLANCE]
+    assert "weight by " in str(adapted)
+
+    def right(module) -> float:
+        with torch.no_grad():
+            return float((module(there).argmax(dim=1).numpy() == labels).mean())
+
+    least, unmoved = right(as_module(boosted)), float(boosted.score(records, labels))
+    assert least < unmoved - 0.1
+    assert right(adapted.module) > unmoved - 0.05
+
+
+def test_codes_of_missing_values_are_not_moved_with_their_columns(boosted):
+    described = mock_description(records=RECORDS, record_shape=(4,), epsilon=4.0, delta=1e-5, classes=2)
+    model = as_module(boosted, missing=-999.0)
+    ladder = plan_ladder(model, made_table(4000, 1, offset=0.0), Hospital(MockCurator(described)), epsilon=1.0)
+    assert list(ladder.plans) == [LABELS]
+    assert "codes of missing values would move with their columns" in str(ladder)

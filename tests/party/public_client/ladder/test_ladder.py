@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import ExitStack, contextmanager
 
@@ -94,6 +95,22 @@ def test_a_split_gives_the_same_scores(trained):
         assert torch.allclose(parts.whole()(records), trained(records), atol=1e-6)
 
 
+@pytest.mark.parametrize("wrapped", [torch.compile, nn.DataParallel, lambda own: copy.deepcopy(own).double()])
+def test_a_model_is_taken_out_of_what_it_was_trained_in(trained, wrapped):
+    records = made_images(32, 5)[0]
+    own = wrapped(trained)
+    before = {name: value.dtype for name, value in own.state_dict().items()}
+    with torch.no_grad():
+        torch.testing.assert_close(split(own, records).whole()(records), trained(records))
+    assert {name: value.dtype for name, value in own.state_dict().items()} == before  # the team's own stays as it is
+
+
+def test_a_compiled_script_is_refused_with_what_to_pass(trained):
+    records = made_images(8, 5)[0]
+    with pytest.raises(InvalidValue, match=r"is compiled already; pass the module it was made of, or its ONNX"):
+        split(torch.jit.trace(trained, records), records)
+
+
 def test_a_model_whose_head_is_not_last_is_refused_in_words():
     model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES), nn.Tanh())
     with pytest.raises(InvalidValue, match=r"head=\.\.\."):
@@ -179,7 +196,7 @@ def test_moved_channels_are_put_right_and_a_repeat_charges_nothing(trained, tmp_
     assert before < 60.0
     with connected((shifted, 4.0)) as (hospital,):
         ladder = plan_ladder(trained, source, hospital, epsilon=4.0)
-        assert str(ladder).startswith("Recommended for rehearsal: the ladder, because a glance at what your network's")
+        assert str(ladder).startswith("Recommended for rehearsal: the ladder, because a glance at what your model")
         assert f"  {'':<8} if it comes to that, it takes about" in str(ladder)  # the views' fit
         assert hospital.describe().spent == 0.0
         adapted = adapt(trained, source, hospital, epsilon=4.0, directory=tmp_path / "run", progress=False)
@@ -208,7 +225,7 @@ def test_where_nothing_has_changed_one_cheap_question_is_charged_and_the_model_s
         adapted = adapt(trained, made_images(1200, 1), hospital, epsilon=2.0, progress=False)
         assert [answer.rung for answer in adapted.answers] == [GLANCE]
         assert not adapted.changed
-        assert str(adapted).startswith("Your model is kept for rehearsal: its layers see what they saw of your source")
+        assert str(adapted).startswith("Your model is kept for rehearsal: it sees there what it saw of your source")
         assert "not asked, and not charged: layers, views" in str(adapted)
         assert hospital.describe().spent < 1.2
 

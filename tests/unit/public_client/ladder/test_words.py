@@ -22,4 +22,4 @@ def test_an_offset_is_no_variation_and_variation_no_offset(single, offset, gain,
     nobody = np.zeros(0)
     verdict = Verdict(CHANNELS, {CHANNELS: 9.0}, None, np.zeros(0, dtype=np.int64), nobody, move, ())
     first = Place(INPUT, 5, True, 2 if single else 3, torch.zeros(5), torch.ones(5))
-    assert f"its inputs {words} there" in of_glance(verdict, first, images=False)
+    assert f"its inputs {words} there" in of_glance(verdict, first, images=False, names=())

@@ -114,8 +114,8 @@ def test_columns_in_other_units_are_named_and_put_back(trained, shares):
 
     adaptation = _fitted(trained, _curator(there(3)), asks="first", epsilon=1.0)
     assert adaptation.reports[0]["outcome"] == "adapted"
-    assert "column 0 by " in adaptation.reports[0]["finding"]
-    assert "column 3 by " in adaptation.reports[0]["finding"]
+    assert "column 0, counted from 0, by " in adaptation.reports[0]["finding"]
+    assert "column 3, counted from 0, by " in adaptation.reports[0]["finding"]
     before = float((trained[1](trained[0](there(4).images)).argmax(1) == there(4).labels).float().mean())
     assert before < 0.75
     assert _accuracy(adaptation, there(4)) > 0.7
@@ -279,7 +279,7 @@ def test_many_features_of_few_records_are_put_back_where_that_is_expected_to_hel
     assert _accuracy(adaptation, fresh) >= before + (0.02 if outcome == "adapted" else 0.0)
 
 
-@pytest.mark.parametrize("flags", ["other people's", "the source's"])
+@pytest.mark.parametrize("flags", ["other people's", "the source's", "other people's, in other units"])
 def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(flags, short_search):
     """Attack: patients of another kind were taken for another instrument, and models lost up to three points."""
     draws = torch.Generator().manual_seed(2)
@@ -295,17 +295,26 @@ def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(fla
     loader = source_loader(source, batch_size=100, seed=0)
     train_source(extractor, classifier, loader, epochs=4)
     own = data(3000, [0.1, 0.3, 0.5, 0.2] if flags == "the source's" else [0.3, 0.1, 0.3, 0.4])
-    own.images[:, :D] += torch.linspace(-1.0, 1.0, D)
+    if flags == "other people's, in other units":
+        own.images[:, 2] += 6.0
+    else:
+        own.images[:, :D] += torch.linspace(-1.0, 1.0, D)
     described = mock_description(records=3000, record_shape=(D + 5,), epsilon=4.0, delta=1e-5, name="in process")
     curator = MockCurator(
         described, randomness=np.random.default_rng(0).bytes, records=lambda count: own.images[:count]
     )
     adaptation = _fitted((extractor, classifier, loader), curator)
     conversation = adaptation.sites["curator"].run.conversation
-    np.testing.assert_array_equal(conversation._coded()[: 2 * (D + 5)], np.tile([False] * D + [True] * 4 + [False], 2))
+    coded = columns.coded(conversation._vectors, conversation._places[0])
+    np.testing.assert_array_equal(coded, [False] * D + [True] * 4 + [False])
     verdict = conversation.verdict
+    if flags == "the source's":  # flags have no unit: they stay where they are
+        assert not verdict.columns.offset[coded].any()
+        assert not verdict.columns.logs[coded].any()
     assert verdict.outcome == (COLUMNS if flags == "the source's" else PEOPLE)
     assert adaptation.reports[0]["outcome"] == ("adapted" if flags == "the source's" else "kept")
+    if verdict.outcome == PEOPLE:
+        assert ("other units: column 2, counted from 0, by" in str(verdict)) == (flags != "other people's")
 
 
 def test_a_plan_counts_the_passes_that_take_long():
@@ -314,3 +323,18 @@ def test_a_plan_counts_the_passes_that_take_long():
     assert method.record_passes((3, 224, 224)) > 1000
     assert method.record_passes((32,)) > method.record_passes((31,)) > 100_000
     assert {method.record_passes(shape) for shape in ((1, 28, 28), (96, 64), (33,), None)} == {0}
+
+
+def test_a_table_of_codes_alone_has_no_column_that_moves(trained, monkeypatch, short_search):
+    """All that can have changed is who comes: frequencies are fitted, and nothing is in other units."""
+    monkeypatch.setattr(columns, "_CODES", 10_000)
+    adaptation = _fitted(trained, _curator(_moved(_data(3000, 3))), asks="first")
+    verdict = adaptation.sites["curator"].run.conversation.verdict
+    assert verdict.outcome == PEOPLE
+    assert verdict.columns is None
+    columned = columns.Columns.explained
+    monkeypatch.setattr(columns.Columns, "in_other_units", lambda own, *law: columned(own, *law, law[1].shares))
+    again = _fitted(trained, _curator(_moved(_data(3000, 3))), asks="first")
+    moves = again.sites["curator"].run.conversation.verdict.columns
+    assert not moves.offset.any()
+    assert not moves.logs.any()
