@@ -104,7 +104,7 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
     changed = {
         "the certificate in the model's file is not the one beside it": inside != beside,
         "the model's file is spelled otherwise than it was written": spelled != data,
-        "the model is not the one that was certified: a weight, a graph or its plan": stated["model"] != sha256(bare),
+        "the model is not the one that was certified: weights, graph or plan differ": stated["model"] != sha256(bare),
         "the evidence is not the one that was certified": stated["evidence"] != sha256(evidence_data),
     }
     checked.note(*(text for text, wrong in changed.items() if wrong))
