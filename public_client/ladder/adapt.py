@@ -238,6 +238,7 @@ class _Climb:
     watching: Mapping[str, Any]  # of each rung's fit: evaluate, log, progress
     moves: tuple[float, ...] | None = None
     looks: str = ""  # what the glance says of the inputs
+    names: tuple[str, ...] = ()  # of a table's columns
 
     def climbed(self, ladder: Ladder) -> Adapted:
         """Asks rung after rung.
@@ -246,6 +247,7 @@ class _Climb:
             DpswdError: of the first rung; a later one ends the ladder with what it has.
         """
         self._keep(ladder)
+        self.names = self.hospital.describe().contract.column_names  # before anything is paid for
         device = resolve_device(self.common["device"])
         start = Model(self.start.extractor.to(device).eval(), self.start.classifier.to(device).eval())
         reached = Adapted(ladder, start)
@@ -302,8 +304,8 @@ class _Climb:
         talk = (run := site.run_of(LayersRun)).conversation
         assert talk is not None, "the method has fitted"
         assert talk.verdict is not None, "a glance asks for it"
-        names, images = self.hospital.describe().contract.column_names, len(run.plan.record_shape) == 3
-        plain = words.of_glance(talk.verdict, run.probed.probes[0].place, images=images, names=names)
+        images = len(run.plan.record_shape) == 3
+        plain = words.of_glance(talk.verdict, run.probed.probes[0].place, images=images, names=self.names)
         if talk.verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()
@@ -313,11 +315,8 @@ class _Climb:
 
     def _keep(self, ladder: Ladder) -> None:
         """What a climb that goes on must not plan anew: prices would be of what is left."""
-        if self.directory is None:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / _LADDER
-        if not path.exists():
+        if self.directory is not None and not (path := self.directory / _LADDER).exists():
+            self.directory.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(ladder.to_json()), encoding="utf-8")
 
 

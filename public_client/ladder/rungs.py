@@ -18,6 +18,7 @@ from dpswd.public_client.methods.comparison import Compare
 from dpswd.public_client.methods.normalisation import Normalisation
 from dpswd.public_client.methods.recalibrate import Recalibrate
 from dpswd.public_client.methods.replay import Replay
+from dpswd.public_client.models.trees import OfEstimator
 from dpswd.public_client.plans.declarable import Declarable, quoted
 from dpswd.public_client.plans.plan import Plan, make_plan
 from dpswd.public_client.training.method import Method
@@ -165,11 +166,10 @@ def applicable(facts: Description, model: Model, *, classes: int) -> tuple[dict[
                 raise InvalidValue("its views are of images")
             if rung.name == LABELS and facts.classes != classes:
                 raise InvalidValue(f"the model tells {classes} classes apart, the hospital's labels {facts.classes}")
-            if getattr(model.extractor, "of_estimator", False) and rung.name in (GLANCE, LAYERS):
-                if rung.name == LAYERS:
-                    raise InvalidValue("the model is no network with layers")
-                if model.extractor.has_codes:
-                    raise InvalidValue("codes of missing values would move with their columns")
+            if rung.name == LAYERS and isinstance(model.extractor, OfEstimator):
+                raise InvalidValue("the model is no network with layers")
+            if rung.name == GLANCE and isinstance(model.extractor, OfEstimator) and model.extractor.has_codes:
+                raise InvalidValue("codes of missing values would move with their columns")
             declarable(rung.method, model, facts.record_shape)
             asked[rung.name] = rung
         except DpswdError as error:

@@ -18,6 +18,7 @@ from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.extractor.tracing import evaluating, without_parametrizations
 from dpswd.public_client.models.packing import with_two_classes
+from dpswd.public_client.models.trees import OfEstimator, as_module
 from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.tools.pretrained import is_pretrained, network_of
 from dpswd.public_client.training.sites import Model
@@ -55,7 +56,7 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
     model = read_onnx(model, records) if isinstance(model, (str, Path)) else model
     model = getattr(model, "best_estimator_", model)  # of a search
     model = getattr(model, _WRAPPED.get(type(model).__name__, ""), model)
-    if getattr(model, "of_estimator", False):
+    if isinstance(model, OfEstimator):
         return Model(model, nn.Identity())
     if isinstance(model, nn.Module):
         if not _looks_up(model, shown := records[:_COMPARED]):
@@ -63,8 +64,6 @@ def split(model: Any, records: Tensor, *, head: str | None = None) -> Model:
         parts = _split_at_head(model, shown.long(), head)
         return Model(nn.Sequential(WholeNumbers(), parts.extractor), parts.classifier)
     if hasattr(model, "predict_proba"):
-        from dpswd.public_client.models.trees import as_module  # scikit-learn is loaded where it is used
-
         return Model(as_module(model).eval(), nn.Identity())
     raise InvalidValue(
         f"a {type(model).__name__} cannot be adapted; pass an nn.Module from records to scores, a pair (extractor, "

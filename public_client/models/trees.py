@@ -93,8 +93,6 @@ class LinearScores(nn.Module):
 class OfEstimator(nn.Sequential):
     """Records to scores; no layer of it is a head of its own."""
 
-    of_estimator = True
-
     @property
     def has_codes(self) -> bool:
         """Whether numbers of its records stand for missing ones."""

@@ -8,11 +8,11 @@ and columns are put back only where that is expected to be right of more records
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from dpswd.public_client.normalisation.reference import Labels, Mask, Reference,
 
 MOST = 100, 32, 12
 """Columns of a table, of one whose network is slow, or channels of a sequence: each is moved twice in every step."""
-_WIDTHS = [(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))]
+_WIDTHS = np.array([(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))])
 """Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
 _STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART, _FAR = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1, 10.0
@@ -117,8 +117,8 @@ class Columns:
     def _few(self, part: slice, reference: Reference) -> Columns:
         """This part of each class, with what its means lack of all records' where no column has moved."""
         shown = np.concatenate([np.flatnonzero(self._labels == kind)[part] for kind in reference.kinds])
-        some = Columns(self._probed, self._records[torch.from_numpy(shown)], self._labels[shown])
-        some._free = self._free
+        some = copy.copy(self)
+        some._records, some._labels = self._records[shown], self._labels[shown]
         some._lacking = reference.classes - some._class_means(np.zeros(2 * self._count), reference)
         return some
 
@@ -133,7 +133,7 @@ class Columns:
 
         def nats(moves: Values) -> float:
             classes, none = some._class_means(moves.reshape(-1), reference), np.zeros((len(reference.center), 0))
-            rest, widths = observed.moved - reference.shares @ classes, [(1.0, 0.4, 0.0)]
+            rest, widths = observed.moved - reference.shares @ classes, np.array([(1.0, 0.4, 0.0)])
             return max(float(law.log_evidence) for law in _laws(observed, reference, rest, classes, none, widths))
 
         best = nats(now)
@@ -208,7 +208,7 @@ class Columns:
 
 
 def _laws(
-    observed: Observed, reference: Reference, rest: Values, classes: Values, jacobian: Values, widths: list[Any]
+    observed: Observed, reference: Reference, rest: Values, classes: Values, jacobian: Values, widths: Values
 ) -> list[Normal]:
     """Of what is left (d,): of noise, frequencies and moves, under each of some widths, for each part of `_LEFT`."""
     by = 1.0 / observed.records + 1.0 / reference.records

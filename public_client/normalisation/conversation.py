@@ -102,7 +102,7 @@ class Conversation:
         for times in range(1, self._asked.first + 1):
             total += yield self._map(reference, everything)
             observed = self._observed(total / times, reference, everything, times=times)
-            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns, codes)
+            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, codes, self._columns)
             if self.verdict.clear:
                 break
         if (verdict := self.verdict) and verdict.columns is not None and verdict.frequencies is not None:

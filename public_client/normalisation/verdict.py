@@ -96,8 +96,8 @@ def moves_in_words(layers: tuple[LayerMove, ...]) -> str:
 
 
 def weighed(
-    observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int],
-    columns: Columns | None = None, coded: Mask | None = None,
+    observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int], coded: Mask,
+    columns: Columns | None = None,
 ) -> Verdict:  # fmt: skip
     """The verdict of a release of all layers.
 
@@ -106,14 +106,14 @@ def weighed(
         reference: the source's moments.
         deviations: (d,) 1 for deviations, 0 for means.
         sizes: channels of each layer, in the order of the statistics.
-        columns: of the records, where they can be moved for themselves.
         coded: (d,) statistics of columns of codes; what moves them are not instruments but other people.
+        columns: of the records, where they can be moved for themselves.
     """
     explanations = explained(observed, reference, deviations)
     over = _over(explanations)
     outcome = _leading(over)
     moved = None
-    if coded is not None and coded.any() and outcome not in (AS_IT_IS, FREQUENCIES):
+    if coded.any() and outcome not in (AS_IT_IS, FREQUENCIES):
         alone, rest = (replace(observed, noise=np.where(own, observed.noise, _UNREAD)) for own in (coded, ~coded))
         if _leading(_over(explained(alone, reference, deviations))) in (CHANNELS, BOTH):
             outcome, moved = PEOPLE, None if columns is None else columns.in_other_units(rest, reference)
@@ -125,7 +125,7 @@ def weighed(
     if columns is not None and outcome not in (AS_IT_IS, FREQUENCIES, PEOPLE):
         moved = columns.explained(observed, reference, sure / sure.sum())
         over[COLUMNS] = moved.evidence - explanations[AS_IT_IS].evidence
-        if over[COLUMNS] >= max(nats.max(), 0.0) + (LEAST_LEAD if coded is None or not coded.any() else _AMONG_CODES):
+        if over[COLUMNS] >= max(nats.max(), 0.0) + (_AMONG_CODES if coded.any() else LEAST_LEAD):
             outcome, frequencies = COLUMNS, moved.frequencies if moved.better > 0.0 else None
         else:
             moved = None

@@ -9,6 +9,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from dpswd import Hospital, MockCurator, adapt, as_module, mock_description, plan_ladder
 from dpswd.public_client.ladder.rungs import GLANCE, LABELS
+from dpswd.public_client.methods.normalisation import LayersRun
 from dpswd.public_client.testing.local_hospital import LocalHospital
 from dpswd.shared.protocol.contract import DataContract
 
@@ -81,3 +82,20 @@ def test_codes_of_missing_values_are_not_moved_with_their_columns(boosted):
     ladder = plan_ladder(model, made_table(4000, 1, offset=0.0), Hospital(MockCurator(described)), epsilon=1.0)
     assert list(ladder.plans) == [LABELS]
     assert "codes of missing values would move with their columns" in str(ladder)
+
+
+def test_what_a_glance_was_paid_for_is_not_lost_where_the_hospital_is_then_silent(boosted, monkeypatch):
+    """The names of its columns were asked for once more behind the answer, where a failure lost it."""
+    asked = LayersRun.converse
+
+    def converse(run, bar):
+        talk = asked(run, bar)
+        monkeypatch.setattr(Hospital, "describe", lambda _: pytest.fail("asked after the answer"))
+        return talk
+
+    monkeypatch.setattr(LayersRun, "converse", converse)
+    there = torch.from_numpy(made_table(RECORDS, 2, offset=0.0)[0])
+    described = mock_description(records=RECORDS, record_shape=(4,), epsilon=4.0, delta=1e-5)
+    curator = MockCurator(described, records=lambda count: there[:count], randomness=np.random.default_rng(0).bytes)
+    adapted = adapt(boosted, made_table(4000, 1, offset=0.0), Hospital(curator), epsilon=1.0, progress=False)
+    assert [answer.rung for answer in adapted.answers] == [GLANCE]

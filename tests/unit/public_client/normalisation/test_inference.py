@@ -42,7 +42,7 @@ def _observed(records, rng, *, noise=0.01):
 
 
 def _verdict(observed):
-    return weighed(observed, REFERENCE, DEVIATIONS, CHANNELS_OF)
+    return weighed(observed, REFERENCE, DEVIATIONS, CHANNELS_OF, np.zeros(D, dtype=bool))
 
 
 def _dense(observed, t, k, r, w):
