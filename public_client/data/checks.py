@@ -222,7 +222,7 @@ def _refuse(number: int, wrong: str) -> None:
 
 
 def parts_of(batch: Any, number: int) -> tuple[Tensor, Tensor]:
-    """Two tensors, or raises `DataInvalid`; whole numbers (words, not bytes) as the floats that a curator holds."""
+    """Two tensors, or raises `DataInvalid`: records but for bytes as float32, whole labels (m,) or (m, 1) as int64."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         _refuse(number, f"is a {type(batch).__name__}{size}; needed is (records, labels)")
@@ -230,8 +230,9 @@ def parts_of(batch: Any, number: int) -> tuple[Tensor, Tensor]:
         if not isinstance(part, Tensor):
             needed = "needed are tensors, as a DataLoader gives them (torch.as_tensor makes one)"
             _refuse(number, f"has {name} of type {type(part).__name__}; {needed}")
-    records, labels = batch
-    return records.float() if records.dtype in (torch.int16, torch.int32, torch.int64) else records, labels
+    records, labels = batch[0], batch[1].squeeze(1) if batch[1].dim() == 2 else batch[1]
+    labels = labels.long() if bool((labels == labels.long()).all()) else labels  # a loss on log-odds takes floats
+    return records.float() if records.element_size() > 1 else records, labels
 
 
 def _wrong_records(records: Tensor, shape: tuple[int, ...] | None = None) -> str:
@@ -239,7 +240,7 @@ def _wrong_records(records: Tensor, shape: tuple[int, ...] | None = None) -> str
     if records.dim() < 2 or not len(records):
         return f"has shape {tuple(records.shape)}; needed is (m, ...), m >= 1"
     if records.dtype != torch.float32:
-        return f"has records of type {records.dtype}; needed is torch.float32, on the scale of the hospital's records"
+        return f"has records of type {records.dtype}; needed are floats, on the scale of the hospital's records"
     finite = torch.isfinite(records)
     if not bool(finite.all()):
         first = torch.nonzero(~finite)[0].tolist()
@@ -253,10 +254,9 @@ def _wrong_records(records: Tensor, shape: tuple[int, ...] | None = None) -> str
 def _wrong_labels(labels: Tensor, records: int, classes: int, least: int) -> str:
     """What is wrong with labels of so many records."""
     if labels.shape != (records,):
-        needed = f"needed is ({records},), one class number for each record"
-        return f"has labels of shape {tuple(labels.shape)} for {records} records; {needed}"
+        return f"has labels of shape {tuple(labels.shape)} for {records} records; needed is a class number for each"
     if labels.dtype != torch.int64:
-        return f"has labels of type {labels.dtype}; needed are class numbers as torch.int64 (labels.long())"
+        return f"has labels of type {labels.dtype}; needed are class numbers: whole, from 0"
     low, high = int(labels.min()), int(labels.max())
     if low < least or high >= classes:
         allowed = f"the classifier has {classes} scores, so labels are 0 to {classes - 1}"

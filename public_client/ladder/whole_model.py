@@ -179,8 +179,8 @@ def as_batches(source: Any, *, label: str | None = None, seed: int = 0, model: A
     if isinstance(source, (tuple, list)) and len(source) == 2:
         # The same batches on every pass: a ladder that goes on after a crash comes to the same model.
         records, labels = _values(source[0], model), np.asarray(source[1])
-        classes = getattr(model, "classes_", None)
-        if classes is not None and np.isin(labels, classes).all():
+        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        if np.isin(labels, classes := getattr(model, "classes_", ())).all():
             labels = np.searchsorted(classes, labels)
         return list(source_loader(_labelled(records, labels), seed=seed))
     if hasattr(source, "columns"):

@@ -56,12 +56,11 @@ def put(tensor, value):
 BAD = {
     "label too large": (labelled(lambda y: put(y, 3)), "batch 4 .* label 3; the classifier has 3 scores, .* 0 to 2"),
     "label -1": (labelled(lambda y: put(y, -1)), "batch 4 .* label -1"),
-    "float labels": (labelled(lambda y: y.float()), r"labels of type torch.float32; .*labels.long\(\)"),
-    "column of labels": (labelled(lambda y: y[:, None]), r"labels of shape \(8, 1\) for 8 records"),
+    "fractional labels": (labelled(lambda y: y + 0.5), "labels of type torch.float32; needed are class numbers: whole"),
+    "one-hot labels": (labelled(lambda y: nn.functional.one_hot(y, 3)), r"labels of shape \(8, 3\) for 8 records"),
     "too few labels": (labelled(lambda y: y[:-1]), r"labels of shape \(7,\) for 8 records"),
     "NaN": (with_records(lambda x: put(x, math.nan)), r"batch 4 .* NaN or infinity, first in record 3 at \(0,\)"),
     "infinity": (with_records(lambda x: put(x, math.inf)), "NaN or infinity"),
-    "double": (with_records(lambda x: x.double()), "type torch.float64; needed is torch.float32"),
     "bytes": (with_records(lambda x: x.to(torch.uint8)), "type torch.uint8"),
     "another shape": (with_records(lambda x: x[:, :-1]), r"batch 4 .* shape \(5,\), the first batch of \(6,\)"),
     "no axis": (with_records(lambda x: x[:, 0]), r"shape \(8,\)"),
@@ -88,6 +87,16 @@ def test_bad_batches_are_refused_and_nothing_is_charged(what, method, epochs):
     with pytest.raises(DataInvalid, match=says):
         model.fit(batches, progress=False)
     assert curator.charges == []
+
+
+@pytest.mark.parametrize("kind", ["int", "float", "bool", "uint8"])
+def test_labels_of_a_binary_loss_and_double_records_are_taken_for_what_they_are(kind):
+    batches = [(x.double(), (y > 0).to(getattr(torch, kind))[:, None]) for x, y in good()]
+    for (records, labels), (x, y) in zip(CheckedBatches(batches, *network()), good(), strict=True):
+        assert records.dtype == torch.float32
+        assert torch.equal(records, x)
+        assert labels.dtype == torch.int64
+        assert torch.equal(labels, (y > 0).long())
 
 
 @pytest.mark.parametrize("what", BAD)
