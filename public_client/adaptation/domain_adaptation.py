@@ -232,9 +232,7 @@ class DomainAdaptation:
         else:
             self._restore(start)
             features = torch.as_tensor(start["features"]).to(self.device)
-        # Scores count up to what they have in common: the first of two may be 0 for every record.
-        alone = isinstance(self.classifier, nn.Identity)
-        checks.require_features(features - features.mean(dim=1, keepdim=True) if alone else features)
+        checks.require_features(features)
         if self.view is not None:  # before anything is charged for it
             self.view.check(collect(batches, most=max(1, self.method.source_records)).images, features)
         if self._recordings:

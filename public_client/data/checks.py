@@ -190,14 +190,14 @@ def require_features(features: Tensor) -> None:
         features: (m, d) of public source records.
 
     Raises:
-        InvalidValue: at most one of them differs from record to record.
+        InvalidValue: at most one of them differs from record to record; of two, or one, none.
     """
     if len(features) < 2:
         return
     spread = features.std(dim=0)
     constant = spread <= _CONSTANT * features.abs().amax().clamp(min=1e-12)
     d, dead = features.shape[1], int(constant.sum())
-    if d - dead < min(2, d):
+    if d - dead < max(1, min(2, d - 1)):  # the first of two scores may be 0 for every record
         raise InvalidValue(
             f"{dead} of the extractor's {d} features are the same for all of {len(features)} source records, so a "
             "release of them would say nothing. Look for an activation that is always at its bound (such as "

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from dpswd import Hospital, MockCurator, adapt, as_module, mock_description, plan_ladder
 from dpswd.public_client.ladder.rungs import GLANCE, LABELS
@@ -37,8 +40,16 @@ def boosted() -> HistGradientBoostingClassifier:
 
 
 @pytest.mark.long
-def test_boosted_trees_are_recalibrated_where_classes_are_rarer(boosted) -> None:
-    records, labels = made_table(RECORDS, 2, offset=-2.0)
+@pytest.mark.parametrize("kind", ["trees", "linear"])
+def test_an_estimator_is_recalibrated_where_classes_are_rarer(boosted, kind) -> None:
+    """Of a linear model's two scores the first is always 0, behind a glance that corrected frequencies too."""
+    if kind == "linear":
+        boosted = make_pipeline(StandardScaler(), LogisticRegression()).fit(*made_table(4000, 1, offset=0.0))
+    records, labels = made_table(4 * RECORDS, 2, offset=0.0)
+    rarer = np.sort(
+        np.concatenate([np.flatnonzero(labels == c)[: int(p * RECORDS)] for c, p in ((0, 0.85), (1, 0.15))])
+    )
+    records, labels = records[rarer], labels[rarer]
     source = made_table(4000, 1, offset=0.0)
     with (
         LocalHospital(records, epsilon=1.0, delta=1e-5, labels=labels, classes=2) as here,
@@ -50,6 +61,7 @@ def test_boosted_trees_are_recalibrated_where_classes_are_rarer(boosted) -> None
         adapted = adapt(boosted, source, hospital, epsilon=1.0, progress=False)
         assert hospital.describe().spent <= 1.0
     assert adapted.changed
+    assert [answer.rung for answer in adapted.answers] == [GLANCE, LABELS]
     before = log_loss(as_module(boosted).eval(), records, labels)
     assert log_loss(adapted.module, records, labels) < before - 0.1
 
