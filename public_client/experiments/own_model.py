@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any
 
@@ -107,9 +108,8 @@ def _trained(file: Path, model: Any) -> Any:
         try:
             return joblib.load(file)  # runs code of the file: it is the team's own, and --model's help says so
         except Exception as error:  # whatever that code raises
-            raise DataInvalid(
-                f"{file} cannot be loaded ({error}); save the fitted classifier with joblib.dump"
-            ) from error
+            how = "save the fitted classifier with joblib.dump, and name its own modules' folder in PYTHONPATH"
+            raise DataInvalid(f"{file} cannot be loaded ({error}); {how}") from error
     if file.suffix not in _WEIGHTS:
         raise SettingsError(
             f"{file} ends in {file.suffix}; needed is one of {', '.join((*_FITTED, '.onnx', *_WEIGHTS))}"
@@ -121,8 +121,8 @@ def _trained(file: Path, model: Any) -> Any:
     try:
         weights = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
         holder.load_state_dict(weights)
-    except (RuntimeError, SafetensorError, TypeError, ValueError, OSError, KeyError) as error:
-        raise DataInvalid(f"{file} holds no weights of this network: {error}") from error
+    except (RuntimeError, SafetensorError, TypeError, ValueError, OSError, KeyError, UnpicklingError) as error:
+        raise DataInvalid(f"{file} holds no weights of this network (its state_dict): {error}") from error
     return model
 
 

@@ -26,7 +26,8 @@ from dpswd.public_client.ladder.rungs import GLANCE, LAYERS, SHARES, VIEWS, Ladd
 from dpswd.public_client.ladder.whole_model import as_batches, declared, split
 from dpswd.public_client.methods.comparison import plan_comparison
 from dpswd.public_client.methods.normalisation import LayersRun, Normalisation
-from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED
+from dpswd.public_client.normalisation.inference import AS_IT_IS
+from dpswd.public_client.normalisation.verdict import LEAST_LEAD, PEOPLE, UNDECIDED
 from dpswd.public_client.plans.declarable import quoted
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.replay.verdict import UNCHANGED, UNEXPLAINED
@@ -252,9 +253,7 @@ class _Climb:
         start = Model(self.start.extractor.to(device).eval(), self.start.classifier.to(device).eval())
         reached = Adapted(ladder, start)
         skipped: set[str] = set()
-        for name in ladder.plans:
-            if name in skipped:
-                continue
+        for name in (own for own in ladder.plans if own not in skipped):
             plan = reached.ladder.plans[name]
             if name == LAYERS and self.moves is not None:  # clipped by how far the glance saw them move, at no price
                 assert isinstance(plan.method, Normalisation)
@@ -285,7 +284,7 @@ class _Climb:
         charged = 0.0 if site.plan.published else site.run.run.quote.epsilon
         outcome, plain, needless = site.outcome, site.plain or site.finding, set[str]()
         if name == GLANCE:
-            outcome, plain, needless = self._seen(site)
+            outcome, plain, needless = self._seen(site, VIEWS in reached.ladder.plans)
         elif name == LAYERS and outcome not in UNCHANGED:
             plain = self.looks or plain
         elif name == VIEWS and outcome == "priors corrected" and reached.outcome == UNEXPLAINED:
@@ -299,11 +298,12 @@ class _Climb:
             reached.ended = "the glance has told enough"
         return needless
 
-    def _seen(self, site: Site) -> tuple[str, str, set[str]]:
+    def _seen(self, site: Site, views: bool) -> tuple[str, str, set[str]]:
         """Outcome of a glance, words for it, and what it makes needless."""
         talk = (run := site.run_of(LayersRun)).conversation
-        assert talk is not None, "the method has fitted"
-        assert talk.verdict is not None, "a glance asks for it"
+        assert talk is not None and talk.verdict is not None, "the method has fitted"  # noqa: PT018
+        if not (views or talk.verdict.columns) and max(talk.verdict.evidence.values()) < LEAST_LEAD:  # none tells more
+            talk.verdict = replace(talk.verdict, outcome=AS_IT_IS)
         images = len(run.plan.record_shape) == 3
         plain = words.of_glance(talk.verdict, run.probed.probes[0].place, images=images, names=self.names)
         if talk.verdict.channels:

@@ -88,9 +88,8 @@ def check(path: str | Path, *, key: PinnedKey, credentials: Path | None = None, 
     try:
         data, beside, evidence_data = (file.read_bytes() for file in files)
     except OSError as error:
-        raise DataInvalid(
-            f"{error.filename} cannot be read ({error.strerror}); model, certificate and evidence stand side by side"
-        ) from error
+        how = "model, certificate and evidence stand side by side"
+        raise DataInvalid(f"{error.filename} cannot be read ({error.strerror}); {how}") from error
     evidence = Evidence.from_bytes(evidence_data)
     try:
         certificate = json.loads(beside)
@@ -210,7 +209,8 @@ def derive_by(
         return certificates.NOT_MEASURED
     shape, hospital = tuple(collect(batches, most=1).images.shape[1:]), Hospital(Curator(answers))
     evidence.give((model.extractor, model.classifier), shape)
-    contract = settings["contract"] and DataContract.from_bytes(bytes.fromhex(settings["contract"]))
+    stated = settings["contract"]  # empty where it declares nothing
+    contract = None if stated is None else DataContract.from_bytes(bytes.fromhex(stated))
     common: dict[str, Any] = {"contract": contract, "device": settings["device"], "seed": settings["seed"]}
     if settings["kind"] == LADDER:
         priced = {name: settings[name] for name in ("epsilon", "evaluate_epsilon")}

@@ -26,8 +26,7 @@ def of_glance(verdict: Verdict, first: Place, *, images: bool, names: Sequence[s
     if verdict.outcome == UNDECIDED:
         return "something has changed, and a glance does not tell whether other classes or other inputs"
     if verdict.outcome == PEOPLE:
-        asked = f". Ask which units it has there: {columns}" if columns else ""
-        return f"its records are of other people than your source's: columns of codes have other shares{asked}"
+        return "its records are of other people than your source's: columns of codes have other shares"
     if verdict.outcome == FREQUENCIES:
         assert verdict.frequencies is not None, "set with the outcome"
         rarer = np.argsort(-np.abs(verdict.frequencies - verdict.before))[:3]

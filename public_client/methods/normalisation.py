@@ -103,14 +103,13 @@ class Normalisation(Method):
     def ready(self, probed: Probed, record_shape: tuple[int, ...]) -> Declarable:
         """The probed network as it travels; its plan has as many steps as there are questions."""
         plain = Declarable.of(probed, record_shape)
-        # What follows the last statistics does not travel, and a first question moves nothing.
-        moved = () if self.asks == "first" else probed.adapted_names()
+        # What follows the last statistics does not travel, and first questions move nothing but columns.
+        table, layers = probed.first is not None and probed.first.place.single, len(probed.probes)
+        moved = probed.adapted_names()[: 2 * table if self.asks == "first" else None]
         names = tuple(name for name in moved if name in plain.graph.parameter_shapes)
-        return _Questions(plain.graph, plain.weights, names, steps=self.steps(len(probed.probes))).of_copy(probed)
-
-    def steps(self, layers: int) -> int:
-        """T, where the team names none: one question for each layer, and of a run of all half as many before."""
-        return {"first": 1, "layers": layers, "all": layers + (layers + 1) // 2}[self.asks]
+        # One question for each layer, of a run of all half as many before; of a table what lies far is looked for.
+        steps = {"first": 5 if table else 1, "layers": layers, "all": layers + (layers + 1) // 2}[self.asks]
+        return _Questions(plain.graph, plain.weights, names, steps=steps).of_copy(probed)
 
     def asked(self, plan: Plan, sigma: float, layers: int) -> Asked:
         """What is asked in an open run of this plan: with few steps neighbouring layers in one question."""

@@ -1,9 +1,8 @@
 """One explanation more, of tables and sequences: their columns lie elsewhere, beside other class frequencies.
 
-What a column that moves does to every layer behind it, the network tells of the source's records: they are moved alike
-and reweighed. So few numbers explain all layers, where a move of each channel would take other frequencies for its own.
-The model is taken as linear around the last fit (Gauss-Newton); what may be true instead is drawn from the posterior,
-and columns are put back only where that is expected to be right of more records.
+What a column that moves does to every layer behind it, the network tells of the source's records, moved alike and
+reweighed: few numbers explain all layers. The model is linear around the last fit (Gauss-Newton); what may be true
+instead is drawn from the posterior, and columns are put back only where more records are expected to be right.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ MOST = 100, 32, 12
 _WIDTHS = np.array([(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))])
 """Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
-_STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART, _FAR = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1, 10.0
+_STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
-_SHOWN, _CLEAR, _FAR_COLUMNS = 600, 10.0, 4  # source records that try them, nats that one must gain, how many may
+_SHOWN, _CLEAR, _FAR_COLUMNS, _NEAR = 600, 10.0, 4, [[2.0], [1.0]]  # records that try, nats, columns, a near move
 _CODES, LEAST_SAID, _MOST_SAID = 16, 0.15, 3  # values of what is no measurement; least deviations in words; columns
 _FITTED, SLOW = 1024, 300_000  # about as many records fit the moves where one takes more operations, or is a sequence
 
@@ -47,6 +46,11 @@ def coded(values: Values, place: Place) -> Mask:
     """(c,) columns of a table (m, c, ...) that have few values, such as flags, codes, grades: they have no unit."""
     columns = values.T[: place.channels] if place.path == INPUT and place.single else [()] * place.channels
     return np.array([1 < len(np.unique(column)) <= _CODES for column in columns])
+
+
+def composed(far: Values | None, rest: Values) -> Values:
+    """(2, c) offsets and logs of what moved by `rest` before it moved by `far`."""
+    return rest if far is None else np.stack([far[0] + np.exp(far[1]) * rest[0], far[1] + rest[1]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +99,9 @@ class Columns:
         self._free = np.flatnonzero(~coded(records.double().numpy(), probed.probes[0].place))
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
-        """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away.
-
-        What is far lies about where it was tried, or anywhere. What putting it back is worth is expected over all ends.
-        """
+        """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away."""
         still, far = np.zeros(2 * self._count), self._far(observed, reference)
-        starts = [(reference.shares, still, still), (likely, still, still)]
-        starts += [(reference.shares, far, about) for about in (far, still) if far.any()]
+        starts = [(reference.shares, still), (likely, still), *([(reference.shares, far)] if far.any() else [])]
         some = self._few(slice(None, None, -(-len(self._labels) // _FITTED)), reference) if self._slow else self
         fits = [some._fitted(observed, reference, *start) for start in starts]
         best = max(fits, key=lambda fit: fit.evidence)
@@ -109,10 +109,10 @@ class Columns:
         gains = [np.mean([some._better(*draw, best, reference) for draw in fit.draws]) for fit in ends]
         return replace(best, better=float(special.softmax([fit.evidence for fit in ends]) @ gains))
 
-    def in_other_units(self, observed: Observed, reference: Reference) -> MovedColumns | None:
-        """Single columns that lie so far away, or are so much wider, that no other people would explain it."""
-        offset, logs = (far := self._far(observed, reference)).reshape(2, -1)
-        return MovedColumns(0.0, reference.shares, offset, logs, []) if far.any() else None
+    def hidden(self, observed: Observed, reference: Reference) -> Values | None:
+        """Offsets and logs (2, c) of columns that moved so far that the clip may hide how far, if there are some."""
+        there = self._far(observed, reference).reshape(2, -1)
+        return there * far if (far := (np.abs(there) > _NEAR).any(axis=0)).any() else None
 
     def _few(self, part: slice, reference: Reference) -> Columns:
         """This part of each class, with what its means lack of all records' where no column has moved."""
@@ -147,22 +147,21 @@ class Columns:
             best, now = max(scores), moves[int(np.argmax(scores))]
         return now.reshape(-1)
 
-    def _fitted(self, observed: Observed, reference: Reference, p: Values, start: Values, near: Values) -> MovedColumns:
-        free = np.concatenate([self._free, self._count + self._free])
-        now, middle, anywhere = start.copy(), near[free], np.tile((start - near).reshape(2, -1).any(axis=0), 2)[free]
-        usual, simplex = np.where(anywhere, _FAR, 1.0), Simplex(reference.shares)  # how far a move may be
+    def _fitted(self, observed: Observed, reference: Reference, p: Values, start: Values) -> MovedColumns:
+        free, simplex = np.concatenate([self._free, self._count + self._free]), Simplex(reference.shares)
+        now, middle = start.copy(), start[free]
         ends = np.cumsum([reference.along.shape[1], len(p)])
         frequencies, own = slice(*ends), slice(ends[1], None)
         for _ in range(_STEPS):
             classes = self._class_means(now, reference)
             tried = (self._class_means(now + step, reference) for step in _DIFFERENCE * np.eye(len(now))[free])
             slopes = [p @ (each - classes) / _DIFFERENCE for each in tried]
-            jacobian = np.reshape(slopes, (len(free), len(classes.T))).T * usual
-            about = (p - reference.shares) @ classes + jacobian @ ((now[free] - middle) / usual)
+            jacobian = np.reshape(slopes, (len(free), len(classes.T))).T
+            about = (p - reference.shares) @ classes + jacobian @ (now[free] - middle)
             laws = _laws(observed, reference, observed.moved - p @ classes + about, classes, jacobian, _WIDTHS)
             logs, means = map(np.concatenate, zip(*(_cut(law, simplex, frequencies) for law in laws), strict=True))
             mean = special.softmax(logs) @ means
-            change = middle + mean[own] * usual - now[free]
+            change = middle + mean[own] - now[free]
             now[free] += change * min(1.0, _LONGEST / np.abs(change).max(initial=_LONGEST))
             p = _shares(reference, mean[frequencies])
             if np.abs(change).max(initial=0.0) < _SETTLED:
@@ -171,7 +170,7 @@ class Columns:
         picked = rng.choice(len(logs), _DRAWS, p=special.softmax(logs))
         draws = [means[one] + spreads[one] @ rng.normal(size=len(mean)) for one in picked]
         moves = np.zeros((_DRAWS, len(now)))
-        moves[:, free] = middle + np.stack(draws)[:, own] * usual
+        moves[:, free] = middle + np.stack(draws)[:, own]
         true = [(_shares(reference, draw[frequencies]), each) for draw, each in zip(draws, moves, strict=True)]
         evidence = float(special.logsumexp(logs)) - math.log(logs.size) - 0.5 * len(classes.T) * math.log(2.0 * math.pi)
         evidence -= start.reshape(2, -1).any(axis=0).sum() * math.log(1 + len(free) * len(_FACTORS + _OFFSETS))

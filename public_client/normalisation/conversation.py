@@ -2,8 +2,7 @@
 
 First the statistics of all layers under the source's network, which say what has changed; then, if channels have
 moved, one layer after the other, each under a network whose earlier layers are adapted already. Everything is a
-function of the answers and the public source, so that a conversation can be taken up again by giving it the answers so
-far.
+function of the answers and the public source, so that a conversation can be taken up again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.public_client.normalisation.columns import Columns, coded
+from dpswd.public_client.normalisation.columns import Columns, coded, composed
 from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, log_variances, moved
 from dpswd.public_client.normalisation.probes import Place, Probed
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, scales
@@ -24,15 +23,13 @@ from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verd
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
 
-_OFF = 1e-12
-"""What statistics that are not asked for are multiplied with: nothing of them is left after rounding."""
-_FAR = 0.6
-"""Part of the clip's radius beyond which an answer says little of a move's length."""
+_OFF = 1e-12  # what statistics that are not asked for are multiplied with: nothing is left after rounding
+_FAR = 0.6  # part of the clip's radius beyond which an answer says little of a move's length
 DRAWS, _SURE = 8, 2.0  # of all layers' moves, and standard errors by which undoing them must gain
+_REACH, _HIDDEN, _SHOWN, _OWN_ZERO = (30.0, 300.0), 6.5, 4.0, 0.5
+"""Deviations within which hidden columns' means are asked, the wider from so many on; of noise; of a zero."""
 _LEAST = 1e-6  # of a variance or a deviation that is divided by
-_LEFT = 0.25
-"""Part of a layer's move under the source's network that is expected where earlier layers are adapted. Too small costs
-little: beyond the clip the direction is released all the same, and the length follows from how many lie beyond."""
+_LEFT = 0.25  # part of a layer's move under the source's network that is expected where earlier ones are adapted
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,7 @@ class Asked:
     Attributes:
         first: how often all layers together; 0 for not at all.
         groups: of neighbouring layers, each asked by itself where the first answers give reason to.
-        moves: (L,) how far each layer is thought to have moved, where the first pass was a run of its own; empty for
-            unknown.
+        moves: (L,) how far each layer is thought to have moved, by a first pass of its own; empty for unknown.
         records: n.
         sigma: deviation of the noise on each number of a sum.
     """
@@ -97,18 +93,41 @@ class Conversation:
         """The same question until it is clear what has happened; how many questions that leaves over."""
         everything = np.ones(self._vectors.shape[1], dtype=bool)
         sizes = {place.path: place.channels for place in self._places}
-        reference, total = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1])
+        reference, total, times = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1]), 0
         codes = np.concatenate([np.tile(coded(self._vectors, place), 2) for place in self._places])
-        for times in range(1, self._asked.first + 1):
-            total += yield self._map(reference, everything)
+        far, left, table = None, self._asked.first, self._columns if self._places[0].single else None
+        while left:
+            total, times, left = total + (yield self._map(reference, everything)), times + 1, left - 1
             observed = self._observed(total / times, reference, everything, times=times)
-            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, codes, self._columns)
+            if table and times == 1 and left > 1 and (there := table.hidden(observed, reference)) is not None:
+                far = composed(far, (yield from self._located(there)))
+                self._move(far)  # behind that all is asked anew
+                total, times, left = np.zeros_like(total), 0, left - 1
+                continue
+            if left and (far is not None or not self._asked.groups):
+                continue  # what is paid for is asked
+            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, codes, self._columns, far)
             if self.verdict.clear:
                 break
-        if (verdict := self.verdict) and verdict.columns is not None and verdict.frequencies is not None:
-            offset, logs = (torch.from_numpy(of).float() for of in (verdict.columns.offset, verdict.columns.logs))
-            self._probed.probes[0].move(offset, (2.0 * logs).exp(), math.inf)
-        return self._asked.first - times
+        if (own := self.verdict) and own.columns is not None and own.frequencies is not None:
+            self._move(np.stack([own.columns.offset, own.columns.logs]))
+        return left
+
+    def _move(self, columns: Values) -> None:
+        offset, logs = torch.from_numpy(columns).float()
+        self._probed.probes[0].move(offset, (2.0 * logs).exp(), math.inf)
+
+    def _located(self, there: Values) -> Generator[FeatureMap, Values, Values]:
+        """Offsets and logs (2, c) of columns that the clip hides: their means are asked; units have the same zero."""
+        place, far = self._places[0], np.abs(there).max(axis=0) > 0.0
+        reach = _REACH[bool((np.abs(there[0]) + 2.0 * np.exp(there[1])).max() > _HIDDEN)]
+        unit, zero = reach * math.sqrt(far.sum()) / RECORD_NORM, (place.center / place.spread).double().numpy()
+        scale = np.pad(far / unit, (0, self._vectors.shape[1] - len(far))) + _OFF
+        answer = yield FeatureMap(torch.zeros(len(scale)), torch.from_numpy(scale).float())
+        mean = answer[: len(far)] * unit / self._asked.records
+        ratio = np.where(np.abs(zero) > _OWN_ZERO, 1.0 + mean / np.where(zero == 0.0, 1.0, zero), 0.0)
+        sure = far & (np.abs(mean) > _SHOWN * self._asked.sigma * unit / self._asked.records)
+        return np.where(sure, [mean, np.where(ratio > 0.0, np.log(np.maximum(ratio, _LEAST)), there[1])], there)
 
     @property
     def moves(self) -> tuple[float, ...]:
@@ -150,10 +169,7 @@ class Conversation:
                 self._draws.append(law + about * normal)
 
     def _expected_to_help(self) -> bool:
-        """Whether more public records, moved layer by layer by draws from the posterior, are right with that undone.
-
-        What a release of much noise leaves open, or what the network stands anyway, is better not undone.
-        """
+        """Whether more public records, moved layer by layer by draws from the posterior, are right with that undone."""
         records, labels = self._tried
         gains, classes = [], torch.from_numpy(labels)
         for moves in zip(*self._draws, strict=True):

@@ -1,12 +1,11 @@
 """What a noised release of layers' statistics says: three explanations, weighed by one marginal likelihood.
 
-The release less the source's moments is Gaussian: the hospital's sampling noise, the source's own, the privacy noise,
-and what the explanation adds. *As it is* adds nothing. *Class frequencies* add the source's class means times a change
-of frequencies, N(0, w^2 p) each, cut to those that add up to 1 and are not negative: without the cut they explain
-moves of channels by negative ones. *Channels* add a move of each channel, N(0, t^2) for means and N(0, (k t)^2)
-for deviations, and moves along the directions in which the source's records differ from each other, of covariance
-r^2 S. The widths w, t, k and r are averaged over a small grid by the same likelihood (Berger 1985, Statistical Decision
-Theory and Bayesian Analysis, section 3.5), which is cheap in thousands of channels, as the noise is diagonal.
+The release less the source's moments is Gaussian: both sides' sampling noise, the privacy noise, and what the
+explanation adds. *As it is* adds nothing. *Class frequencies* add the source's class means times a change of
+frequencies, N(0, w^2 p) each, cut to those that add up to 1 and are not negative: else they explain moves of channels.
+*Channels* add a move of each channel, N(0, t^2) for means and N(0, (k t)^2) for deviations, and moves along the
+directions in which the source's records differ, of covariance r^2 S. The widths w, t, k and r are averaged over a small
+grid by the same likelihood (Berger 1985, Statistical Decision Theory and Bayesian Analysis, section 3.5).
 """
 
 from __future__ import annotations
@@ -77,12 +76,9 @@ def explained(observed: Observed, reference: Reference, deviations: Values) -> d
     likelihood, widths = _Likelihood(observed, reference, deviations), (0.0, *FREQUENCY_WIDTHS)
     still = likelihood.at(0.0, 1.0, 0.0, widths)
     moving = [likelihood.at(t, k, r, widths) for t, k, r in itertools.product(_MOVES, _DEVIATIONS, _ALONG)]
-    return {
-        AS_IT_IS: _averaged(still[:1]),
-        FREQUENCIES: _averaged(still[1:]),
-        CHANNELS: _averaged([one[0] for one in moving]),
-        BOTH: _averaged([one for own in zip(*moving, strict=True) for one in own][len(moving) :]),
-    }
+    channels = _averaged([one[0] for one in moving])
+    both = _averaged([one for own in zip(*moving, strict=True) for one in own][len(moving) :])
+    return {AS_IT_IS: _averaged(still[:1]), FREQUENCIES: _averaged(still[1:]), CHANNELS: channels, BOTH: both}
 
 
 def moved(
@@ -126,8 +122,7 @@ def log_variances(variances: Values, doubt: Values) -> tuple[Values, Values]:
 def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[Values, Values]:
     """Logs (W,) of the probability that frequencies are positive, and means (W, C) of the law cut at zero.
 
-    One class after the other, each by the moments of a normal law cut at zero (assumed density filtering, Minka 2001);
-    of very many classes those nearest to zero.
+    One class after the other by the moments of a normal law cut at zero (assumed density filtering, Minka 2001).
 
     Args:
         mean: (W, C) changes of frequencies under each of some widths, in roots of their frequencies in the source.
@@ -216,9 +211,6 @@ def _averaged(grid: list[Explanation]) -> Explanation:
     """Over widths that are equally probable beforehand."""
     evidences = np.array([one.evidence for one in grid])
     weights, moves = special.softmax(evidences), np.stack([one.move for one in grid])
-    return Explanation(
-        float(special.logsumexp(evidences)) - math.log(len(grid)),
-        move := weights @ moves,
-        weights @ (np.stack([one.variance for one in grid]) + (moves - move) ** 2),
-        weights @ np.stack([one.frequencies for one in grid]),
-    )
+    evidence, move = float(special.logsumexp(evidences)) - math.log(len(grid)), weights @ moves
+    variance = weights @ (np.stack([one.variance for one in grid]) + (moves - move) ** 2)
+    return Explanation(evidence, move, variance, weights @ np.stack([one.frequencies for one in grid]))

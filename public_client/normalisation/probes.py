@@ -1,9 +1,8 @@
 """Probes: where a network's channels are watched and moved.
 
-A probe brings a layer's channels to the source's mean 0 and deviation 1, tells each record's statistics of them, and
-applies one gain and one offset for each channel before it undoes the first step. At gain 1 and offset 0 the network
-computes what it did. What a record tells of a channel is its mean over the places, and its deviation over the places;
-where there is one place, the square in the deviation's stead.
+A probe brings a layer's channels to the source's mean 0 and deviation 1, applies one gain and one offset for each,
+tells each record's statistics, and undoes the first step: at gain 1 and offset 0 the network computes what it did. A
+record tells of a channel its mean and deviation over the places; where there is one place, the square.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class Probe(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (m, c, ...), or (m, ..., c)."""
-        z = self.standard(x)
+        z = self.moved(self.standard(x))
         self.seen = self._statistics(z)
-        moved: Tensor = self.back(self.moved(z))
+        moved: Tensor = self.back(z)
         return moved
 
     def move(self, offset: Tensor, ratio: Tensor, most: float = _MOST_RATIO) -> None:

@@ -1,7 +1,6 @@
 """What the public source's records tell of a network's layers: the moments that a release is compared with.
 
-Everything is in the units of the probes, and of vectors that are clipped like a hospital's: so a target that is like
-the source gives the source's moments, whatever the clipping does to them.
+Everything is in the units of the probes, and clipped like a hospital's: a target like the source gives its moments.
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ class Reference:
     def undone(self, move: Values, noise: Values, records: int) -> Values:
         """(d,) the move of records whose clipped mean moves by this: in its direction, and as far as is likely.
 
-        Near the radius a mean hardly grows with the move, and noise on it would decide how far that was. So it is the
-        median of the move's posterior: the clipped mean's length is Gaussian, the move's a priori half-Cauchy with the
-        radius as its scale (Gelman 2006, Bayesian Analysis 1(3)), which takes no move for far that can be near.
+        Near the radius a mean hardly grows with the move: so it is the median of the move's posterior, the clipped
+        mean's length Gaussian, the move's half-Cauchy with the radius as scale (Gelman 2006, Bayesian Analysis 1(3)).
 
         Args:
             move: (d,) of the clipped mean.

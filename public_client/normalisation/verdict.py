@@ -10,14 +10,13 @@ import numpy as np
 from scipy import special
 
 from dpswd.public_client.normalisation import inference
-from dpswd.public_client.normalisation.columns import Columns, MovedColumns
+from dpswd.public_client.normalisation.columns import Columns, MovedColumns, composed
 from dpswd.public_client.normalisation.inference import AS_IT_IS, BOTH, CHANNELS, FREQUENCIES, Observed, explained
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values
 
 LEAST_LEAD = 3.0
 """Nats by which an explanation must lead its rivals to be named: odds of twenty to one."""
-CLEAR = 30.0
-"""Nats over explanations without moved channels that end the asking of all layers."""
+CLEAR = 30.0  # nats over explanations without moved channels that end the asking of all layers
 _UNREAD, _AMONG_CODES = 1e6, 10.0  # noise on what is not looked at; nats, where a table tells of people as well
 UNDECIDED, COLUMNS, PEOPLE = "undecided", "columns moved", "other people"
 
@@ -35,16 +34,14 @@ class Verdict:
     """What one release of all layers' statistics says.
 
     Attributes:
-        outcome: `AS_IT_IS`, `FREQUENCIES`, `CHANNELS`, `BOTH` or `COLUMNS`; `UNDECIDED` where none leads clearly;
-            `PEOPLE` where columns of codes have moved, which no instrument does.
+        outcome: an explanation, `COLUMNS`, `UNDECIDED`, or `PEOPLE`: columns of codes moved, as by no instrument.
         evidence: nats of each explanation over "as it is".
         frequencies: (C,) of the classes, where they alone explain the release, or with columns that are put back.
         kinds: (C,) those classes' numbers.
         before: (C,) their frequencies in the source.
         move: (d,) of all statistics.
         layers: how far each layer has moved.
-        columns: how the records' columns have moved, where that explains the release best; of `PEOPLE` which of them
-            seem to be in other units besides.
+        columns: how the records' columns have moved, where that explains the release best.
     """
 
     outcome: str
@@ -67,18 +64,21 @@ class Verdict:
         """Whether it pays to ask layer by layer."""
         return self.outcome in (CHANNELS, BOTH)
 
+    def behind(self, far: Values) -> Verdict:
+        """The same of records whose columns were put back by these offsets and logs (2, c) before."""
+        own = self.columns if self.columns is not None and self.frequencies is not None else None
+        offset, logs = far if own is None else composed(far, np.stack([own.offset, own.logs]))
+        p = self.before if self.frequencies is None else self.frequencies
+        return replace(self, outcome=COLUMNS, frequencies=p, columns=MovedColumns(0.0, p, offset, logs, []))
+
     def __str__(self) -> str:
         """One plain sentence."""
         if self.outcome == AS_IT_IS:
             return "what its layers see is what they saw of the source, so far as the release tells"
         if self.outcome == UNDECIDED:
-            return (
-                "something may have changed, and the release does not tell other classes' frequencies from moved "
-                "channels: more records or a larger epsilon may tell"
-            )
+            return "something may have changed, and the release does not tell what: more records or epsilon may tell"
         if self.outcome == PEOPLE:
-            units = f"; of the rest may be in other units: {self.columns.said()}" if self.columns else ""
-            return f"columns of few values have other shares than in the source, whatever the classes' are{units}"
+            return "columns of few values have other shares than in the source, whatever the classes' are"
         if self.columns is not None:
             done = "they are put back" if self.frequencies is not None else "to put them back is not expected to help"
             return f"its columns lie elsewhere ({self.columns.said()}), and classes may be rarer; {done}"
@@ -97,7 +97,7 @@ def moves_in_words(layers: tuple[LayerMove, ...]) -> str:
 
 def weighed(
     observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int], coded: Mask,
-    columns: Columns | None = None,
+    columns: Columns | None = None, far: Values | None = None,
 ) -> Verdict:  # fmt: skip
     """The verdict of a release of all layers.
 
@@ -108,15 +108,14 @@ def weighed(
         sizes: channels of each layer, in the order of the statistics.
         coded: (d,) statistics of columns of codes; what moves them are not instruments but other people.
         columns: of the records, where they can be moved for themselves.
+        far: (2, c) offsets and logs by which they were put back before: then columns have moved, beyond doubt.
     """
-    explanations = explained(observed, reference, deviations)
-    over = _over(explanations)
-    outcome = _leading(over)
+    over, outcome = _leading(explanations := explained(observed, reference, deviations))
     moved = None
     if coded.any() and outcome not in (AS_IT_IS, FREQUENCIES):
-        alone, rest = (replace(observed, noise=np.where(own, observed.noise, _UNREAD)) for own in (coded, ~coded))
-        if _leading(_over(explained(alone, reference, deviations))) in (CHANNELS, BOTH):
-            outcome, moved = PEOPLE, None if columns is None else columns.in_other_units(rest, reference)
+        alone = replace(observed, noise=np.where(coded, observed.noise, _UNREAD))
+        if _leading(explained(alone, reference, deviations))[1] in (CHANNELS, BOTH):
+            outcome = PEOPLE
     nats = np.array(list(over.values()))
     move = special.softmax(nats) @ np.stack([one.move for one in explanations.values()])
     move = reference.undone(move, observed.noise, observed.records)
@@ -125,29 +124,26 @@ def weighed(
     if columns is not None and outcome not in (AS_IT_IS, FREQUENCIES, PEOPLE):
         moved = columns.explained(observed, reference, sure / sure.sum())
         over[COLUMNS] = moved.evidence - explanations[AS_IT_IS].evidence
-        if over[COLUMNS] >= max(nats.max(), 0.0) + (_AMONG_CODES if coded.any() else LEAST_LEAD):
-            outcome, frequencies = COLUMNS, moved.frequencies if moved.better > 0.0 else None
+        lead = max(nats.max(), 0.0) + (_AMONG_CODES if coded.any() else LEAST_LEAD)
+        if over[COLUMNS] >= (lead if far is None else max(over[FREQUENCIES], 0.0)):
+            outcome, frequencies = COLUMNS, moved.frequencies if moved.better > 0.0 or far is not None else None
         else:
             moved = None
-    return Verdict(outcome, over, frequencies, reference.kinds, reference.shares, move, layer_moves(move, sizes), moved)
+    made = Verdict(outcome, over, frequencies, reference.kinds, reference.shares, move, layer_moves(move, sizes), moved)
+    return made if far is None else made.behind(far)
 
 
-def _over(explanations: Mapping[str, inference.Explanation]) -> dict[str, float]:
-    return {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
-
-
-def _leading(over: Mapping[str, float]) -> str:
-    """The outcome by the nats of each explanation over "as it is"."""
+def _leading(explanations: Mapping[str, inference.Explanation]) -> tuple[dict[str, float], str]:
+    """Nats of each explanation over "as it is", and the outcome by them."""
+    over = {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
     moved = max(over[CHANNELS], over[BOTH])
     if max(moved, over[FREQUENCIES]) < 0.0:
-        return AS_IT_IS
-    if max(moved, over[FREQUENCIES]) < LEAST_LEAD:
-        return UNDECIDED
-    if over[FREQUENCIES] >= over[CHANNELS] + LEAST_LEAD and over[FREQUENCIES] >= over[BOTH]:
-        return FREQUENCIES
-    if moved >= over[FREQUENCIES] + LEAST_LEAD:
-        return BOTH if over[BOTH] >= over[CHANNELS] + LEAST_LEAD else CHANNELS
-    return UNDECIDED
+        return over, AS_IT_IS
+    if over[FREQUENCIES] >= max(over[CHANNELS] + LEAST_LEAD, over[BOTH], LEAST_LEAD):
+        return over, FREQUENCIES
+    if moved >= max(over[FREQUENCIES], 0.0) + LEAST_LEAD:
+        return over, BOTH if over[BOTH] >= over[CHANNELS] + LEAST_LEAD else CHANNELS
+    return over, UNDECIDED
 
 
 def layer_moves(move: Values, sizes: Mapping[str, int]) -> tuple[LayerMove, ...]:

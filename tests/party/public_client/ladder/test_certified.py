@@ -22,7 +22,7 @@ from signed_by_team import credentials_in
 from torch import nn
 
 from deploy import certificate_picture
-from dpswd import AllWeights, DomainAdaptation, PublishedHospital, Replay, Statistics
+from dpswd import AllWeights, DomainAdaptation, PublishedHospital, Replay, Statistics, adapt
 from dpswd.public_client.adaptation.hospital import Hospital
 from dpswd.public_client.curator import recording
 from dpswd.public_client.data.datasets import Labelled
@@ -41,6 +41,7 @@ from dpswd.shared.core.errors import DataInvalid, InvalidValue
 from dpswd.shared.core.ledger.receipts import canonical_json
 from dpswd.shared.models.adapted import CERTIFICATE
 from dpswd.shared.models.model_file import metadata_of, model_bytes
+from dpswd.shared.protocol.contract import DataContract
 
 pytestmark = pytest.mark.usefixtures("short_tuning")
 COLUMNS, CLASSES, SEED, RECORDS = 6, 3, 4, 2000
@@ -122,6 +123,15 @@ def of_generator(method, shape=(COLUMNS,)):
     return make
 
 
+def of_climb(folder):
+    """As the command climbs: with a contract that declares nothing."""
+    curator = mock()
+    adapt(network(), SOURCE, Hospital(curator), epsilon=2.0, contract=DataContract(), progress=False).save(
+        folder / FILE
+    )
+    return Made(bytes.fromhex(curator.describe().ledger_public_key), network(), SOURCE)
+
+
 def of_publication(folder):
     site = Site(folder / "site")
     hospital = PublishedHospital.read(site.published(), key=site.key_file)
@@ -147,6 +157,7 @@ KINDS = {
     "gaussian": of_generator(GAUSSIAN),
     "replayed": of_generator(IMAGES, (1, 8, 9)),
     "tabular": of_generator(Tabular(schema=Schema(TABLE), fitted_rows=500, updates=5)),
+    "climb": of_climb,
     "publication": of_publication,
 }
 
