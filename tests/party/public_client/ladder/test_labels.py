@@ -100,7 +100,7 @@ def vitals(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("epsilon", [0.3, 1.0])
 @pytest.mark.parametrize("kind", ["trees", "linear"])
 def test_units_that_the_clip_hides_are_located_and_put_back(kind, epsilon):
-    """Fahrenheit and micromoles, a hundred deviations away: that was seen and not how far, and 11 of 90 stayed right."""
+    """Fahrenheit and micromoles, a hundred deviations away: that was seen, not how far, and 11 of 90 stayed right."""
     source = vitals(4000, 1)
     made = HistGradientBoostingClassifier(max_iter=20, max_leaf_nodes=8, random_state=0)
     made = make_pipeline(StandardScaler(), LogisticRegression()) if kind == "linear" else made
