@@ -31,7 +31,7 @@ _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
 _STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
-_SHOWN, _CLEAR, _FAR_COLUMNS, _NEAR = 600, 10.0, 4, [[2.0], [1.0]]  # records that try, nats, columns, a near move
+_SHOWN, _CLEAR, _FAR_COLUMNS, _NEAR = 600, 10.0, 4, 3.0  # records that try, nats, columns, deviations
 _CODES, LEAST_SAID, _MOST_SAID = 16, 0.15, 3  # values of what is no measurement; least deviations in words; columns
 _FITTED, SLOW = 1024, 300_000  # about as many records fit the moves where one takes more operations, or is a sequence
 
@@ -112,7 +112,7 @@ class Columns:
     def hidden(self, observed: Observed, reference: Reference) -> Values | None:
         """Offsets and logs (2, c) of columns that moved so far that the clip may hide how far, if there are some."""
         there = self._far(observed, reference).reshape(2, -1)
-        return there * far if (far := (np.abs(there) > _NEAR).any(axis=0)).any() else None
+        return there * far if (far := (np.abs(there[0]) > _NEAR) | (there[1] > 1.0)).any() else None
 
     def _few(self, part: slice, reference: Reference) -> Columns:
         """This part of each class, with what its means lack of all records' where no column has moved."""

@@ -100,10 +100,11 @@ class Conversation:
             total, times, left = total + (yield self._map(reference, everything)), times + 1, left - 1
             observed = self._observed(total / times, reference, everything, times=times)
             if table and times == 1 and left > 1 and (there := table.hidden(observed, reference)) is not None:
-                far = composed(far, (yield from self._located(there)))
-                self._move(far)  # behind that all is asked anew
-                total, times, left = np.zeros_like(total), 0, left - 1
-                continue
+                there, left = (yield from self._located(there)), left - 1
+                if there.any():
+                    self._move(far := composed(far, there))  # behind that all is asked anew
+                    total, times = np.zeros_like(total), 0
+                    continue
             if left and (far is not None or not self._asked.groups):
                 continue  # what is paid for is asked
             self.verdict = weighed(observed, reference, _deviations(self._places), sizes, codes, self._columns, far)
@@ -127,7 +128,7 @@ class Conversation:
         mean = answer[: len(far)] * unit / self._asked.records
         ratio = np.where(np.abs(zero) > _OWN_ZERO, 1.0 + mean / np.where(zero == 0.0, 1.0, zero), 0.0)
         sure = far & (np.abs(mean) > _SHOWN * self._asked.sigma * unit / self._asked.records)
-        return np.where(sure, [mean, np.where(ratio > 0.0, np.log(np.maximum(ratio, _LEAST)), there[1])], there)
+        return np.where(sure, [mean, np.where(ratio > 0.0, np.log(np.maximum(ratio, _LEAST)), there[1])], 0.0)
 
     @property
     def moves(self) -> tuple[float, ...]:

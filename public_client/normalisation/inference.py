@@ -25,8 +25,7 @@ from dpswd.public_client.normalisation.reference import Reference, Values
 _MOVES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _DEVIATIONS = (0.3, 1.0, 3.0)
 _ALONG = (0.0, 0.1, 0.3, 1.0, 3.0)
-_MOST_CUT = 32  # classes, of which the cut at zero is taken into account
-_TINY = 1e-12
+_MOST_CUT, _TINY = 32, 1e-12  # classes, of which the cut at zero is taken into account; of a variance
 _LOGS, _SPREADS = np.linspace(-4.0, 4.0, 161), np.array((0.05, 0.1, 0.2, 0.4, 0.8))
 FREQUENCY_WIDTHS = (0.1, 0.2, 0.4, 0.8)
 

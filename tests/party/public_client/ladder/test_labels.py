@@ -113,8 +113,9 @@ def test_units_that_the_clip_hides_are_located_and_put_back(kind, epsilon):
     assert "column 1, counted from 0, by +" in str(adapted)
     with torch.no_grad():
         right = float((adapted.module(there).argmax(dim=1).numpy() == labels).mean())
-    assert right > made.score(records, labels) - 0.03
-    assert made.score(there.numpy(), labels) < made.score(records, labels) - 0.1
+    least, unmoved = made.score(there.numpy(), labels), made.score(records, labels)
+    assert least < unmoved - 0.2
+    assert right > (unmoved - 0.03 if epsilon == 1.0 else least + 0.1)
 
 
 @pytest.mark.parametrize("seed", range(6))
