@@ -302,14 +302,14 @@ class _Climb:
         """Outcome of a glance, words for it, and what it makes needless."""
         talk = (run := site.run_of(LayersRun)).conversation
         assert talk is not None and talk.verdict is not None, "the method has fitted"  # noqa: PT018
-        if not (views or talk.verdict.columns) and max(talk.verdict.evidence.values()) < LEAST_LEAD:  # none tells more
-            talk.verdict = replace(talk.verdict, outcome=AS_IT_IS)
+        slight = not (views or talk.verdict.columns) and max(talk.verdict.evidence.values()) < LEAST_LEAD
+        verdict = replace(talk.verdict, outcome=AS_IT_IS) if slight else talk.verdict  # no rung will tell more
         images = len(run.plan.record_shape) == 3
-        plain = words.of_glance(talk.verdict, run.probed.probes[0].place, images=images, names=self.names)
-        if talk.verdict.channels:
+        plain = words.of_glance(verdict, run.probed.probes[0].place, images=images, names=self.names)
+        if verdict.channels:
             self.moves, self.looks = talk.moves, plain
             return SEEN, plain, set()
-        if talk.verdict.outcome in (UNDECIDED, PEOPLE):  # a release of another kind may tell
+        if verdict.outcome in (UNDECIDED, PEOPLE):  # a release of another kind may tell
             return UNEXPLAINED, plain, {LAYERS}
         return site.outcome, plain, {LAYERS, VIEWS}
 
