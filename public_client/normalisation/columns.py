@@ -39,7 +39,7 @@ _FITTED, SLOW = 1024, 300_000  # about as many records fit the moves where one t
 def record_passes(channels: int) -> int:
     """Records that are evaluated to see how their columns have moved, at most, where one takes long."""
     tries = (_FAR_COLUMNS + 1) * channels * 2 * len(_FACTORS + _OFFSETS)
-    return 4 * _FITTED * (_STEPS * (2 * channels + 1) + 2 * _DRAWS) + tries * _SHOWN
+    return 3 * (_FITTED * (_STEPS * (2 * channels + 1) + 2 * _DRAWS) + tries * _SHOWN)
 
 
 def coded(values: Values, place: Place) -> Mask:
