@@ -22,7 +22,7 @@ from dpswd.public_client.curator.stub import Curator
 from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.extractor.made_records import made_records
-from dpswd.public_client.normalisation.columns import MOST, SLOW, Columns, record_passes
+from dpswd.public_client.normalisation.columns import MOST, Columns, record_passes
 from dpswd.public_client.normalisation.conversation import DRAWS, Asked, Conversation
 from dpswd.public_client.normalisation.probes import AT_ONCE, INPUT, Place, Probed, find_places, statistics_of
 from dpswd.public_client.normalisation.reference import Labels, Values
@@ -82,8 +82,8 @@ class Normalisation(Method):
     def record_passes(self, record_shape: tuple[int, ...] | None) -> int:
         """See `Method`: moves of columns and of channels, and statistics of large images. They go forward alone."""
         shape = record_shape or ()
-        if len(shape) in (1, 2) and min(shape) <= MOST[len(shape)] and self.asks != "layers":
-            return record_passes(min(shape)) // 3
+        if len(shape) in (1, 2) and self.asks != "layers":
+            return record_passes(min(shape) if min(shape) <= MOST[len(shape)] else 1) // 3
         return (self.source_records + 2 * DRAWS * _TRIED[0]) // 3 if math.prod(shape) > _LARGE else 0
 
     def declarable(
@@ -104,18 +104,20 @@ class Normalisation(Method):
         """The probed network as it travels; its plan has as many steps as there are questions."""
         plain = Declarable.of(probed, record_shape)
         # What follows the last statistics does not travel, and first questions move nothing but columns.
-        table, layers = probed.first is not None and probed.first.place.single, len(probed.probes)
+        first, layers = probed.first, probed.layers
+        table = first is not None and first.place.single
         moved = probed.adapted_names()[: 2 * table if self.asks == "first" else None]
         names = tuple(name for name in moved if name in plain.graph.parameter_shapes)
-        # One question for each layer, of a run of all half as many before; of a table what lies far is looked for.
-        steps = {"first": 5 if table else 1, "layers": layers, "all": layers + (layers + 1) // 2}[self.asks]
+        # One question for each layer, one for what lies far; of a run of all half as many before; of a table more.
+        steps = {"first": 4 * table + 1, "layers": layers + bool(first), "all": layers + (layers + 1) // 2}[self.asks]
         return _Questions(plain.graph, plain.weights, names, steps=steps).of_copy(probed)
 
     def asked(self, plan: Plan, sigma: float, layers: int) -> Asked:
         """What is asked in an open run of this plan: with few steps neighbouring layers in one question."""
         steps = plan.steps
         first = {"first": steps, "layers": 0, "all": max(steps - layers, -(-steps // 3))}[self.asks]
-        return Asked(first, min(layers, steps - first), self.moves, records=plan.batch_size, sigma=sigma)
+        groups = min(layers, left := steps - first)
+        return Asked(first, groups, left - groups, self.moves, records=plan.batch_size, sigma=sigma)
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph for all sites, one network each."""
@@ -126,25 +128,24 @@ class Normalisation(Method):
         places = find_places(model, records[:AT_ONCE]) if stored is None else [Place(**at) for at in stored["places"]]
         if self.moves and len(self.moves) != len(places):
             raise InvalidValue(f"moves names {len(self.moves)} layers; this network has {len(places)}")
-        probed = Probed(model, tuple(places))
+        probed, at_input = Probed(model, tuple(places)), places[0].path == INPUT
         few = min(max(_TRIED[0], _VALUES // records[0].numel()), _TRIED[1])
         if stored is None:
             part = _evenly(len(records), max(_TRIED[1], _NUMBERS // sum(2 * place.channels for place in places)))
             records, labels = records[part], labels[part]
             stored = {"places": list(map(asdict, places)), "vectors": statistics_of(probed, records), "labels": labels}
-            stored["records"] = records if places[0].path == INPUT else records[_evenly(len(records), few)]
+            stored["records"] = records if at_input else records[_evenly(len(records), few)]
             if group.store is not None:
                 # What a training that goes on must not compute anew: of other source records it would be another.
                 group.store.write("layers", stored)
         vectors, labels, records = stored["vectors"], stored["labels"], stored["records"]
         work = (ready := self.ready(probed, group.record_shape())).graph.cost.work
-        movable = places[0].path == INPUT and places[0].channels <= MOST[work > SLOW if places[0].single else 2]
         chosen = _evenly(len(labels), few)
         tried = (records if len(records) < len(labels) else records[chosen]), labels[chosen].numpy()
         source = vectors.double().numpy(), labels.numpy(), tried
 
         def run(site: Site) -> LayersRun:  # a probe holds what it saw last: each site has its own
-            columns = Columns(copy.deepcopy(probed), records, source[1], work) if movable else None
+            columns = Columns(copy.deepcopy(probed), records, source[1], work) if at_input else None
             return LayersRun(site.curator, ready, site.plan, probed, source, columns, checkpoint=site.store).open()
 
         group.charge_each(run)
@@ -199,7 +200,7 @@ class LayersRun(Release[SumsReply]):
         """
         method = self.plan.method
         assert isinstance(method, Normalisation), "this method opened it"
-        asked = method.asked(self.plan, self.declared.sigma, len(self.probed.probes))
+        asked = method.asked(self.plan, self.declared.sigma, self.probed.layers)
         talk = self.conversation = Conversation(self.probed, *self._source, asked, self._columns)
         questions, number = talk.questions(), 0
         question = next(questions, None)

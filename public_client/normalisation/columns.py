@@ -24,11 +24,12 @@ from dpswd.public_client.normalisation.probes import INPUT, Place, Probed, stati
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, clipped
 
 MOST = 100, 32, 12
-"""Columns of a table, of one whose network is slow, or channels of a sequence: each is moved twice in every step."""
+"""Columns of a table, of one whose network is slow, or channels of a sequence, that are moved each by itself."""
+STILL = np.array([[0.0], [1.0]])  # offset and gain of what has not moved
 _WIDTHS = np.array([(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))])
 """Of the noise's directions, of frequencies, and of columns' moves."""
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
-_STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST, _APART = 8, 0.02, 1.0, 1e-3, 24, 1e-3, 0.1
+_STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST = 8, 0.02, 1.0, 1e-3, 24, 1e-3
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
 _OFFSETS = (0.5, 1.2, 2.5, 5.0)  # the same of other places, in deviations
 _SHOWN, _CLEAR, _FAR_COLUMNS, _NEAR = 600, 10.0, 4, 3.0  # records that try, nats, columns, deviations
@@ -49,8 +50,8 @@ def coded(values: Values, place: Place) -> Mask:
 
 
 def composed(far: Values | None, rest: Values) -> Values:
-    """(2, c) offsets and logs of what moved by `rest` before it moved by `far`."""
-    return rest if far is None else np.stack([far[0] + np.exp(far[1]) * rest[0], far[1] + rest[1]])
+    """(2, c) offsets and gains of what moved by `rest` before it moved by `far`."""
+    return rest if far is None else np.stack([far[0] + far[1] * rest[0], far[1] * rest[1]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,30 +61,33 @@ class MovedColumns:
     Attributes:
         evidence: log of the marginal likelihood, nats.
         frequencies: (C,) of the classes.
-        offset: (c,) of the columns, in the source's deviations.
-        logs: (c,) of the columns' gains.
-        draws: frequencies (C,) and moves (2 c,), offsets and logs, of what may be true instead.
+        moves: (2, c) offsets of the columns, in the source's deviations, and gains; below 0 where they are inverted.
+        draws: frequencies (C,) and moves (2, c) that may be true instead.
         better: expected share of records by which more are right with the columns put back.
     """
 
     evidence: float
     frequencies: Values
-    offset: Values
-    logs: Values
+    moves: Values
     draws: list[tuple[Values, Values]]
     better: float = 0.0
 
     def said(self, names: Sequence[str] = ()) -> str:
         """The columns that moved furthest, by name where there are names."""
-        far = np.argsort(-np.abs(self.offset) - np.abs(self.logs))
-        said = [k for k in far if max(abs(self.offset[k]), abs(self.logs[k])) > LEAST_SAID][:_MOST_SAID]
+        offset, gain = self.moves
+        if len(gain) > MOST[2] and np.ptp(gain) == 0.0:
+            return f"all of them by {offset.mean():+.1f} deviations and times {gain[0]:.2g}"
+        sizes = np.stack([np.abs(offset), np.where(gain > 0.0, np.abs(np.log(np.abs(gain))), math.inf)])
+        said = [k for k in np.argsort(-sizes.sum(axis=0)) if sizes[:, k].max() > LEAST_SAID][:_MOST_SAID]
         of = [names[k] if names else f"column {k}, counted from 0," for k in said]
-        by = [f"by {self.offset[k]:+.1f} deviations and times {math.exp(self.logs[k]):.2g}" for k in said]
+        by = [f"by {offset[k]:+.1f} deviations and times {gain[k]:.2g}" for k in said]
         return "; ".join(map(" ".join, zip(of, by, strict=True))) or "none by much"
 
 
 class Columns:
-    """Public records whose columns can be moved.
+    """Public records whose columns can be moved, each by itself or, where there are many, all alike.
+
+    Moves are (3 q,) offsets, logs of gains and signs, of q columns; all alike they are one, about the values' zero.
 
     Args:
         probed: their network, whose first probe is of the records.
@@ -94,68 +98,78 @@ class Columns:
 
     def __init__(self, probed: Probed, records: Tensor, labels: Labels, work: int = 0) -> None:
         self._probed, self._records, self._labels = probed, records, labels
-        self._slow = work > SLOW or not probed.probes[0].place.single
-        self._count, self._lacking = probed.probes[0].place.channels, np.zeros(())
-        self._free = np.flatnonzero(~coded(records.double().numpy(), probed.probes[0].place))
+        place, self._lacking = probed.probes[0].place, np.zeros(())
+        self._place, self._slow = place, work > SLOW or not place.single
+        self._alike = place.channels > MOST[work > SLOW if place.single else 2]
+        self._free = np.flatnonzero([True] if self._alike else ~coded(records.double().numpy(), place))
+        # How far below the center a value's zero lies, about which signals are inverted.
+        self._zeros = np.zeros(1) if self._alike else (place.center / place.spread).double().numpy()
+        self._count, none = len(self._zeros), 0.0 * self._zeros
+        self._still = np.stack([none, none, none + 1.0])
+        self._inverted, self._signal = np.stack([-2.0 * self._zeros, none, none - 1.0]), self._alike or not place.single
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
         """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away."""
-        still, far = np.zeros(2 * self._count), self._far(observed, reference)
-        starts = [(reference.shares, still), (likely, still), *([(reference.shares, far)] if far.any() else [])]
+        p, still, (far, picks) = reference.shares, self._still, self._far(observed, reference)
+        starts = [(p, still, 0), (likely, still, 0), (p, self._inverted, 1)][: 2 + self._signal]
+        starts += [(p, far, picks)] if picks else []
         some = self._few(slice(None, None, -(-len(self._labels) // _FITTED)), reference) if self._slow else self
         fits = [some._fitted(observed, reference, *start) for start in starts]
-        best = max(fits, key=lambda fit: fit.evidence)
-        ends = [fit for fit in fits if fit is best or float(np.abs(fit.offset - best.offset).max()) > _APART]
+        *_, best = fits = sorted(fits, key=lambda fit: fit.evidence)
+        ends = {str(np.round(fit.moves, 1)): fit for fit in fits}.values()
         gains = [np.mean([some._better(*draw, best, reference) for draw in fit.draws]) for fit in ends]
         return replace(best, better=float(special.softmax([fit.evidence for fit in ends]) @ gains))
 
     def hidden(self, observed: Observed, reference: Reference) -> Values | None:
-        """Offsets and logs (2, c) of columns that moved so far that the clip may hide how far, if there are some."""
-        there = self._far(observed, reference).reshape(2, -1)
-        return there * far if (far := (np.abs(there[0]) > _NEAR) | (there[1] > 1.0)).any() else None
+        """Offsets and gains (2, c) of columns that moved so far that the clip may hide how far, if there are some."""
+        there = STILL if self._alike else self._affine(self._far(observed, reference)[0])
+        far = (np.abs(there[0]) > _NEAR) | (there[1] > math.e)
+        return np.where(far, there, STILL) if far.any() else None
 
     def _few(self, part: slice, reference: Reference) -> Columns:
         """This part of each class, with what its means lack of all records' where no column has moved."""
         shown = np.concatenate([np.flatnonzero(self._labels == kind)[part] for kind in reference.kinds])
         some = copy.copy(self)
         some._records, some._labels = self._records[shown], self._labels[shown]
-        some._lacking = reference.classes - some._class_means(np.zeros(2 * self._count), reference)
+        some._lacking = reference.classes - some._class_means(self._affine(self._still), reference)
         return some
 
-    def _far(self, observed: Observed, reference: Reference) -> Values:
-        """Few columns in other units, one tried after the other: steps from the source's own do not come so far."""
-        place, now = self._probed.probes[0].place, np.zeros((2, self._count))
-        some = self._few(slice(-(-_SHOWN // len(reference.kinds))), reference)
-        zeros = (place.center / place.spread).double().numpy()  # how far below the center a record's zero lies
-        sizes = [(math.expm1(log), log, 0.0) for size in _FACTORS for log in (size, -size)]
-        sizes += [(0.0, 0.0, offset) for size in _OFFSETS for offset in (size, -size)]
-        tried = [(k, by * zeros[k] + offset, log) for k in self._free for by, log, offset in sizes]
+    def _far(self, observed: Observed, reference: Reference) -> tuple[Values, int]:
+        """Few columns in other units, or inverted, and how many: steps from the source's own do not come so far."""
+        now, picks, some = self._still, 0, self._few(slice(-(-_SHOWN // len(reference.kinds))), reference)
+        none = 0.0 * self._zeros
+        logs, offsets = ((*each, *(-one for one in each)) for each in (_FACTORS, _OFFSETS))
+        sizes = [np.stack([self._zeros * math.expm1(log), none + log, none + 1.0]) for log in logs]
+        sizes += [np.stack([none + offset, none, none + 1.0]) for offset in offsets]
+        sizes += [self._inverted] if self._signal else []
+        tried = [(np.arange(self._count) == k, size) for k in self._free for size in sizes]
 
         def nats(moves: Values) -> float:
-            classes, none = some._class_means(moves.reshape(-1), reference), np.zeros((len(reference.center), 0))
+            classes = some._class_means(self._affine(moves), reference)
+            none = np.zeros((len(reference.center), 0))
             rest, widths = observed.moved - reference.shares @ classes, np.array([(1.0, 0.4, 0.0)])
             return max(float(law.log_evidence) for law in _laws(observed, reference, rest, classes, none, widths))
 
         best = nats(now)
-        for _ in range(min(_FAR_COLUMNS, len(self._free))):
-            moves = [now.copy() for _ in tried]
-            for move, (column, *own) in zip(moves, tried, strict=True):
-                move[:, column] = own
+        while picks < min(_FAR_COLUMNS, len(self._free)):
+            moves = [np.where(column, size, now) for column, size in tried]
             scores = [nats(move) for move in moves]
             if max(scores) < best + _CLEAR:
                 break
-            best, now = max(scores), moves[int(np.argmax(scores))]
-        return now.reshape(-1)
+            best, now, picks = max(scores), moves[int(np.argmax(scores))], picks + 1
+        return now, picks
 
-    def _fitted(self, observed: Observed, reference: Reference, p: Values, start: Values) -> MovedColumns:
+    def _fitted(self, observed: Observed, reference: Reference, p: Values, start: Values, picks: int) -> MovedColumns:
+        """From a start (3 q,) that picks so many sizes of columns."""
         free, simplex = np.concatenate([self._free, self._count + self._free]), Simplex(reference.shares)
+        start = start.reshape(-1)
         now, middle = start.copy(), start[free]
         ends = np.cumsum([reference.along.shape[1], len(p)])
         frequencies, own = slice(*ends), slice(ends[1], None)
         for _ in range(_STEPS):
-            classes = self._class_means(now, reference)
-            tried = (self._class_means(now + step, reference) for step in _DIFFERENCE * np.eye(len(now))[free])
-            slopes = [p @ (each - classes) / _DIFFERENCE for each in tried]
+            classes = self._class_means(self._affine(now), reference)
+            steps = (self._affine(now + step) for step in _DIFFERENCE * np.eye(len(now))[free])
+            slopes = [p @ (self._class_means(each, reference) - classes) / _DIFFERENCE for each in steps]
             jacobian = np.reshape(slopes, (len(free), len(classes.T))).T
             about = (p - reference.shares) @ classes + jacobian @ (now[free] - middle)
             laws = _laws(observed, reference, observed.moved - p @ classes + about, classes, jacobian, _WIDTHS)
@@ -169,20 +183,18 @@ class Columns:
         spreads, rng = np.concatenate([law.spread.numpy() for law in laws]), np.random.default_rng(0)
         picked = rng.choice(len(logs), _DRAWS, p=special.softmax(logs))
         draws = [means[one] + spreads[one] @ rng.normal(size=len(mean)) for one in picked]
-        moves = np.zeros((_DRAWS, len(now)))
+        moves = np.tile(start, (_DRAWS, 1))
         moves[:, free] = middle + np.stack(draws)[:, own]
-        true = [(_shares(reference, draw[frequencies]), each) for draw, each in zip(draws, moves, strict=True)]
+        true = [(_shares(reference, draw[frequencies]), self._affine(m)) for draw, m in zip(draws, moves, strict=True)]
         evidence = float(special.logsumexp(logs)) - math.log(logs.size) - 0.5 * len(classes.T) * math.log(2.0 * math.pi)
-        evidence -= start.reshape(2, -1).any(axis=0).sum() * math.log(1 + len(free) * len(_FACTORS + _OFFSETS))
-        return MovedColumns(evidence, p, now[: self._count], now[self._count :], true)
+        evidence -= picks * math.log(1 + len(free) * len(_FACTORS + _OFFSETS))
+        return MovedColumns(evidence, p, self._affine(now), true)
 
     def _better(self, p: Values, moves: Values, fit: MovedColumns, reference: Reference) -> float:
         """By how many of the records more are right where a fit is undone and another one is true."""
-        offset, gain, center, spread = self._affine(np.concatenate([fit.offset, fit.logs]))
-        records, kinds = self._moved(moves), torch.from_numpy(reference.kinds)
+        kinds, back = torch.from_numpy(reference.kinds), np.stack([moves[0] - fit.moves[0], moves[1]]) / fit.moves[1]
         with torch.no_grad():
-            back = center + (records - center - spread * offset) / gain
-            before, after = (self._probed.model(each)[:, kinds] for each in (records, back))
+            before, after = (self._probed.model(self._moved(each))[:, kinds] for each in (moves, back))
         after = after + torch.from_numpy(np.log(fit.frequencies / reference.shares)).to(after)
         right = [kinds[scores.argmax(dim=1)].numpy() == self._labels for scores in (before, after)]
         weights = (p / reference.shares)[np.searchsorted(reference.kinds, self._labels)]
@@ -195,15 +207,21 @@ class Columns:
         return np.stack([rows[self._labels == kind].mean(axis=0) for kind in reference.kinds]) + self._lacking
 
     def _moved(self, moves: Values) -> Tensor:
-        offset, gain, center, spread = self._affine(moves)
-        return center + spread * offset + gain * (self._records - center)
-
-    def _affine(self, moves: Values) -> list[Tensor]:
-        """Offsets, gains, centers and spreads in the shape of records, of offsets and logs of gains (2 c,)."""
-        place = self._probed.probes[0].place
+        """The records, moved by offsets and gains (2, c)."""
+        place, of = self._place, torch.from_numpy(moves).float()
         sides = (1, -1) if place.single else (1, 1, -1) if place.last else (1, -1, 1)
-        offset, logs = torch.from_numpy(moves).float().reshape(2, -1)
-        return [each.reshape(sides) for each in (offset, logs.exp(), place.center, place.spread)]
+        offset, gain, center, spread = (each.reshape(sides) for each in (*of, place.center, place.spread))
+        moved: Tensor = center + spread * offset + gain * (self._records - center)
+        return moved
+
+    def _affine(self, moves: Values) -> Values:
+        """Offsets and gains (2, c) of moves (3 q,); see the class."""
+        offset, logs, signs = moves.reshape(3, -1)
+        gain = signs * np.exp(logs)
+        if self._alike:
+            center, spread = self._place.center.double().numpy(), self._place.spread.double().numpy()
+            offset = ((gain - 1.0) * center + offset * math.hypot(np.sqrt(np.mean(spread**2)), center.std())) / spread
+        return np.stack([offset, gain + 0.0 * offset])
 
 
 def _laws(

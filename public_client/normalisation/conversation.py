@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.public_client.normalisation.columns import Columns, coded, composed
+from dpswd.public_client.normalisation.columns import STILL, Columns, coded, composed
 from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, log_variances, moved
 from dpswd.public_client.normalisation.probes import Place, Probed
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, scales
@@ -29,6 +29,7 @@ DRAWS, _SURE = 8, 2.0  # of all layers' moves, and standard errors by which undo
 _REACH, _HIDDEN, _SHOWN, _OWN_ZERO = (30.0, 300.0), 6.5, 4.0, 0.5
 """Deviations within which hidden columns' means are asked, the wider from so many on; of noise; of a zero."""
 _LEAST = 1e-6  # of a variance or a deviation that is divided by
+_MOST_LOG = math.log(50.0)  # of a variance to the source's: beyond it is what a layer does not stand
 _LEFT = 0.25  # part of a layer's move under the source's network that is expected where earlier ones are adapted
 
 
@@ -39,6 +40,7 @@ class Asked:
     Attributes:
         first: how often all layers together; 0 for not at all.
         groups: of neighbouring layers, each asked by itself where the first answers give reason to.
+        spare: questions beside them, for what lies near the clip.
         moves: (L,) how far each layer is thought to have moved, by a first pass of its own; empty for unknown.
         records: n.
         sigma: deviation of the noise on each number of a sum.
@@ -46,6 +48,7 @@ class Asked:
 
     first: int
     groups: int
+    spare: int
     moves: tuple[float, ...]
     records: int
     sigma: float
@@ -84,7 +87,7 @@ class Conversation:
 
         Before a question the probes hold what the curator is to evaluate.
         """
-        spare = (yield from self._of_all()) if self._asked.first else 0
+        spare = self._asked.spare + ((yield from self._of_all()) if self._asked.first else 0)
         if self._asked.groups and (self.verdict is None or self.verdict.outcome in (CHANNELS, BOTH, UNDECIDED)):
             yield from self._by_layer(spare)
             self.helps = self._expected_to_help()
@@ -101,7 +104,7 @@ class Conversation:
             observed = self._observed(total / times, reference, everything, times=times)
             if table and times == 1 and left > 1 and (there := table.hidden(observed, reference)) is not None:
                 there, left = (yield from self._located(there)), left - 1
-                if there.any():
+                if (there != STILL).any():
                     self._move(far := composed(far, there))  # behind that all is asked anew
                     total, times = np.zeros_like(total), 0
                     continue
@@ -111,24 +114,23 @@ class Conversation:
             if self.verdict.clear:
                 break
         if (own := self.verdict) and own.columns is not None and own.frequencies is not None:
-            self._move(np.stack([own.columns.offset, own.columns.logs]))
+            self._move(own.columns.moves)
         return left
 
     def _move(self, columns: Values) -> None:
-        offset, logs = torch.from_numpy(columns).float()
-        self._probed.probes[0].move(offset, (2.0 * logs).exp(), math.inf)
+        self._probed.probes[0].move(*torch.from_numpy(columns).float())
 
     def _located(self, there: Values) -> Generator[FeatureMap, Values, Values]:
-        """Offsets and logs (2, c) of columns that the clip hides: their means are asked; units have the same zero."""
-        place, far = self._places[0], np.abs(there).max(axis=0) > 0.0
-        reach = _REACH[bool((np.abs(there[0]) + 2.0 * np.exp(there[1])).max() > _HIDDEN)]
+        """Offsets and gains (2, c) of columns that the clip hides: their means are asked; units have the same zero."""
+        place, far = self._places[0], (there[0] != 0.0) | (there[1] != 1.0)
+        reach = _REACH[bool((np.abs(there[0]) + 2.0 * there[1]).max() > _HIDDEN)]
         unit, zero = reach * math.sqrt(far.sum()) / RECORD_NORM, (place.center / place.spread).double().numpy()
         scale = np.pad(far / unit, (0, self._vectors.shape[1] - len(far))) + _OFF
         answer = yield FeatureMap(torch.zeros(len(scale)), torch.from_numpy(scale).float())
         mean = answer[: len(far)] * unit / self._asked.records
         ratio = np.where(np.abs(zero) > _OWN_ZERO, 1.0 + mean / np.where(zero == 0.0, 1.0, zero), 0.0)
         sure = far & (np.abs(mean) > _SHOWN * self._asked.sigma * unit / self._asked.records)
-        return np.where(sure, [mean, np.where(ratio > 0.0, np.log(np.maximum(ratio, _LEAST)), there[1])], 0.0)
+        return np.where(sure, [mean, np.where(ratio > 0.0, np.maximum(ratio, _LEAST), there[1])], STILL)
 
     @property
     def moves(self) -> tuple[float, ...]:
@@ -142,7 +144,8 @@ class Conversation:
         """Each layer, again near the clip if one is spare. Without a first pass frequencies may be others, too."""
         before = {CHANNELS: 0.0, BOTH: 0.0} if self.verdict is None else self.verdict.evidence
         parts, moves = self._own_parts(), self.moves
-        for group in np.array_split(np.arange(len(parts)), self._asked.groups):
+        layers = [layer for layer, place in enumerate(self._places) if not place.scores]
+        for group in np.array_split(layers, self._asked.groups):
             chosen = np.zeros(self._vectors.shape[1], dtype=bool)
             chosen[parts[group[0]].start : parts[group[-1]].stop] = True
             places = tuple(self._places[layer] for layer in group)
@@ -165,7 +168,7 @@ class Conversation:
                 own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)
                 source = self._vectors[:, parts[layer]].mean(axis=0)
                 law, about = _offset_and_log(self._places[layer], move[own], doubt[own], source)
-                self._probed.probes[layer].move(law[0], law[1].exp())
+                self._probed.probes[layer].move(law[0], (0.5 * law[1].clamp(-_MOST_LOG, _MOST_LOG)).exp())
                 normal = torch.randn(DRAWS, *law.shape, generator=self._generator)
                 self._draws.append(law + about * normal)
 
@@ -211,13 +214,8 @@ def _deviations(places: tuple[Place, ...]) -> Values:
 def _offset_and_log(place: Place, move: Values, doubt: Values, before: Values) -> tuple[Tensor, Tensor]:
     """Offsets and logarithms of variances (2, c) of channels, in units of the source's, and deviations of both (2, c).
 
-    Within places the variance is taken to change by as much as between records.
-
-    Args:
-        place: of the layer.
-        move: (2 c,) of the statistics.
-        doubt: (2 c,) the deviation of that.
-        before: (2 c,) the source's statistics.
+    Of the statistics (2 c,): their move, the deviation of that, and the source's. Within places the variance is taken
+    to change by as much as between records.
     """
     (offset, other), (of_offset, of_other), (mean, own) = (each.reshape(2, -1) for each in (move, doubt, before))
     if place.single:  # of squares

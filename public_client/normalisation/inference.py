@@ -65,13 +65,7 @@ class Explanation:
 
 
 def explained(observed: Observed, reference: Reference, deviations: Values) -> dict[str, Explanation]:
-    """All explanations of a release by name.
-
-    Args:
-        observed: the release.
-        reference: the source's moments, of the same statistics.
-        deviations: (d,) 1 for deviations, 0 for means.
-    """
+    """All explanations of a release by name; of its statistics, (d,) 1 for deviations, 0 for means."""
     likelihood, widths = _Likelihood(observed, reference, deviations), (0.0, *FREQUENCY_WIDTHS)
     still = likelihood.at(0.0, 1.0, 0.0, widths)
     moving = [likelihood.at(t, k, r, widths) for t, k, r in itertools.product(_MOVES, _DEVIATIONS, _ALONG)]
@@ -85,11 +79,7 @@ def moved(
 ) -> tuple[Values, Values]:
     """(d,) how far channels have moved and the deviation of that, over all explanations and that they are still.
 
-    Args:
-        observed: the release.
-        reference: the source's moments, of the same statistics.
-        deviations: (d,) 1 for deviations, 0 for means.
-        before: nats that other releases tell of each explanation.
+    Deviations are as of `explained`; before are nats that other releases tell of each explanation.
     """
     explanations, none = explained(observed, reference, deviations), 0.0 * observed.moved
     still = {CHANNELS: AS_IT_IS, BOTH: FREQUENCIES}  # these channels, where others have moved
@@ -121,12 +111,8 @@ def log_variances(variances: Values, doubt: Values) -> tuple[Values, Values]:
 def _positive(mean: Values, covariance: Values, shares: Values) -> tuple[Values, Values]:
     """Logs (W,) of the probability that frequencies are positive, and means (W, C) of the law cut at zero.
 
-    One class after the other by the moments of a normal law cut at zero (assumed density filtering, Minka 2001).
-
-    Args:
-        mean: (W, C) changes of frequencies under each of some widths, in roots of their frequencies in the source.
-        covariance: (W, C, C) of the same.
-        shares: (C,) frequencies in the source.
+    One class after the other by the moments of a normal law cut at zero (assumed density filtering, Minka 2001), of
+    means (W, C) and covariances (W, C, C) of changes under some widths, in roots of the source's frequencies (C,).
     """
     mean, covariance, log_mass = mean.copy(), covariance.copy(), np.zeros(len(mean))
     every, roots = np.arange(len(mean)), np.sqrt(shares)

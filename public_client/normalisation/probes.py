@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _WATCHED = (OfEstimator, BatchNorm, _NORMS, (nn.Conv1d, nn.Conv2d, nn.Linear))  # the first kind that a network has
 _TINY, _FARTHEST = 1e-6, 1e4  # bound of public statistics: in some networks a single record grows for ever
 _LEAST_EPS = 1e-12  # that travels: a batch normalisation which is delivered has it in its variance already
-_MOST_RATIO = 50.0  # of a variance to the source's, either way: beyond it is what a layer does not stand
 _WIDTHS = ("in_channels", "num_features", "input_size", "in_features", "embed_dim")
 INPUT, AT_ONCE = "input", 256  # records whose statistics are computed together
 
@@ -41,6 +40,7 @@ class Place:
         sides: of what the layer gives, with the records' side.
         center: (c,) of the source.
         spread: (c,) of the source, positive.
+        scores: whether it is the last layer, which is watched and never asked for by itself.
     """
 
     path: str
@@ -49,6 +49,7 @@ class Place:
     sides: int
     center: Tensor
     spread: Tensor
+    scores: bool = False
 
     @property
     def single(self) -> bool:
@@ -85,12 +86,11 @@ class Probe(nn.Module):
         moved: Tensor = self.back(z)
         return moved
 
-    def move(self, offset: Tensor, ratio: Tensor, most: float = _MOST_RATIO) -> None:
-        """Undoes that channels lie at these offsets (c,), with these variances (c,), in units of the source's."""
-        gain = ratio.clamp(1.0 / most, most).rsqrt()
+    def move(self, offset: Tensor, gain: Tensor) -> None:
+        """Undoes that channels have these offsets (c,), in deviations of the source's, and gains (c,)."""
         with torch.no_grad():
-            self.moved.gain.copy_(gain)
-            self.moved.bias.copy_(-offset * gain)
+            self.moved.gain.copy_(1.0 / gain)
+            self.moved.bias.copy_(-offset / gain)
 
     def _statistics(self, z: Tensor) -> Tensor:
         if self.place.single:
@@ -115,6 +115,7 @@ class Probed(nn.Module):
         self.first: Probe | None = None
         self.model = _opened(model).requires_grad_(False)
         self.probes: list[Probe] = []  # no ModuleList: each is in the network already
+        self.layers = sum(not place.scores for place in places)  # that are asked for by themselves
         for place in places:
             if place.path == INPUT:
                 self.first = probe = Probe(place, place.spread, place.center)
@@ -139,15 +140,13 @@ class Probed(nn.Module):
         return torch.cat([each for each in seen if each is not None], dim=1)
 
     def where(self, moves: Sequence[Tensor], *, undone: bool) -> nn.Module:
-        """A copy of the network for records whose channels have moved, layer by layer.
+        """A copy of the network for records whose channels have moved, layer by layer; undone as the probes do or not.
 
-        Args:
-            moves: (2, c) of each probe: offsets, and logarithms of variances, in units of the source's.
-            undone: whether they are undone as the probes do.
+        Moves (2, c) of each probe are offsets, and logarithms of variances, in units of the source's.
         """
         made = copy.deepcopy(self)
         with torch.no_grad():
-            for probe, (offset, log) in zip(made.probes, moves, strict=True):
+            for probe, (offset, log) in zip(made.probes, moves, strict=False):  # none of scores
                 gain, bias = (probe.moved.gain.clone(), probe.moved.bias) if undone else (torch.ones(1), 0.0 * offset)
                 probe.moved.gain.copy_(gain * (0.5 * log).exp())
                 probe.moved.bias.copy_(gain * offset + bias)
@@ -169,6 +168,8 @@ class Probed(nn.Module):
                 last.running_mean, variance = (each.float() for each in _running_statistics(probe))
                 last.running_var = (variance - last.eps).clamp(min=0.0)
                 put(made, path, last)
+            elif probe.place.scores:
+                put(made, path, made.get_submodule(path + ".0"))
             else:
                 put(made, name, _plain(probe))
         return None if self.first is None else _plain(self.first), made
@@ -203,10 +204,11 @@ def find_places(model: nn.Module, records: Tensor) -> tuple[Place, ...]:
     by_kind = ([(path, part) for path, part in model.named_modules() if isinstance(part, kinds)] for kinds in _WATCHED)
     chosen = next(filter(None, by_kind), [])
     outputs = dict(_outputs(model, chosen, records))
-    paths = list(outputs)
-    if paths and isinstance(model.get_submodule(paths[-1]), (nn.Conv1d, nn.Conv2d, nn.Linear)):
-        paths = paths[:-1]  # what it computes are the scores
-    layers = tuple(filter(None, (_place(path, model.get_submodule(path), outputs[path]) for path in paths)))
+    layers = tuple(filter(None, (_place(path, model.get_submodule(path), each) for path, each in outputs.items())))
+    if layers and isinstance(model.get_submodule(layers[-1].path), (nn.Conv1d, nn.Conv2d, nn.Linear)):
+        # What it computes are the scores. Nothing else tells what recurrent layers make of the records.
+        recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        layers = (*layers[:-1], replace(layers[-1], scores=True)) if recurrent else layers[:-1]
     if records.dim() <= 3 and not are_looked_up(model, records):
         layers = (_of_values(INPUT, records, last=records.dim() == 2 or _reads_sequences(model, records)), *layers)
     if not layers:
@@ -276,13 +278,14 @@ def _running_statistics(probe: Probe) -> tuple[Tensor, Tensor]:
 def _plain(probe: Probe) -> nn.Module:
     """The three affine maps of a probe as one: a batch normalisation with its statistics where channels come first."""
     place, (mean, variance) = probe.place, _running_statistics(probe)
+    weight = probe.back.gain * probe.moved.gain.sign()  # no variance tells of an inversion
     if place.last and not place.single:
-        affine, gain = FeatureAffine(place.channels), probe.back.gain * variance.rsqrt()
+        affine, gain = FeatureAffine(place.channels), weight * variance.rsqrt()
         with torch.no_grad():
             affine.gain.copy_(gain)
             affine.bias.copy_(probe.back.bias - gain * mean)
         return affine
     made = (nn.BatchNorm2d if place.sides == 4 else nn.BatchNorm1d)(place.channels, eps=_LEAST_EPS)
     made.running_mean, made.running_var = mean.float(), variance.float()
-    made.weight, made.bias = (nn.Parameter(own.detach().clone()) for own in (probe.back.gain, probe.back.bias))
+    made.weight, made.bias = (nn.Parameter(own.detach().clone()) for own in (weight, probe.back.bias))
     return made.eval()

@@ -65,11 +65,11 @@ class Verdict:
         return self.outcome in (CHANNELS, BOTH)
 
     def behind(self, far: Values) -> Verdict:
-        """The same of records whose columns were put back by these offsets and logs (2, c) before."""
+        """The same of records whose columns were put back by these offsets and gains (2, c) before."""
         own = self.columns if self.columns is not None and self.frequencies is not None else None
-        offset, logs = far if own is None else composed(far, np.stack([own.offset, own.logs]))
+        moves = far if own is None else composed(far, own.moves)
         p = self.before if self.frequencies is None else self.frequencies
-        return replace(self, outcome=COLUMNS, frequencies=p, columns=MovedColumns(0.0, p, offset, logs, []))
+        return replace(self, outcome=COLUMNS, frequencies=p, columns=MovedColumns(0.0, p, moves, []))
 
     def __str__(self) -> str:
         """One plain sentence."""
@@ -108,7 +108,7 @@ def weighed(
         sizes: channels of each layer, in the order of the statistics.
         coded: (d,) statistics of columns of codes; what moves them are not instruments but other people.
         columns: of the records, where they can be moved for themselves.
-        far: (2, c) offsets and logs by which they were put back before: then columns have moved, beyond doubt.
+        far: (2, c) offsets and gains by which they were put back before: then columns have moved, beyond doubt.
     """
     over, outcome = _leading(explanations := explained(observed, reference, deviations))
     moved = None
@@ -147,12 +147,7 @@ def _leading(explanations: Mapping[str, inference.Explanation]) -> tuple[dict[st
 
 
 def layer_moves(move: Values, sizes: Mapping[str, int]) -> tuple[LayerMove, ...]:
-    """How far each layer has moved.
-
-    Args:
-        move: (d,) of all statistics, layer by layer, means before deviations.
-        sizes: channels of each layer.
-    """
+    """How far each layer has moved: of all statistics (d,), means before deviations, and each layer's channels."""
     parts = np.split(move, np.cumsum([2 * channels for channels in sizes.values()])[:-1])
     roots = (np.sqrt((part.reshape(2, -1) ** 2).mean(axis=1)).tolist() for part in parts)
     return tuple(LayerMove(path, *own) for path, own in zip(sizes, roots, strict=True))

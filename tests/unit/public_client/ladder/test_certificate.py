@@ -63,7 +63,7 @@ def mock() -> MockCurator:
 def no_columns():
     """Layers are asked one by one, too: evidence of more than one step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(normalisation, "MOST", (0, 0, 0))
+        patch.setattr(normalisation, "INPUT", "no module's path")
         yield
 
 

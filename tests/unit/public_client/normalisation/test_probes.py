@@ -93,7 +93,7 @@ NETWORKS = {
         ),
         (2, 9, 9), ["1", "3"],
     ),
-    "recurrent": (_Recurrent, (7, 3), [INPUT]),
+    "recurrent": (_Recurrent, (7, 3), [INPUT, "scores"]),
     "encoder": (_Encoded, (6, 8), [INPUT, *(f"encoder.layers.{i}.norm{j}" for i in (0, 1) for j in (1, 2))]),
     "tokens": (_Tokens, (6, 5), [INPUT, "norm", "last"]),
 }  # fmt: skip
@@ -182,7 +182,9 @@ def test_what_is_delivered_computes_what_the_moved_probes_do_and_travels(name):
     generator = torch.Generator().manual_seed(5)
     for probe in probed.probes:
         c = probe.place.channels
-        probe.move(torch.randn(c, generator=generator), 0.3 + 2.0 * torch.rand(c, generator=generator))
+        signs = torch.randn(c, generator=generator).sign() if probe.place.path == INPUT else 1.0  # records are inverted
+        if not probe.place.scores:  # never moved
+            probe.move(torch.randn(c, generator=generator), signs * (0.5 + torch.rand(c, generator=generator)))
     first, whole = probed.delivered()
     delivered = whole if first is None else nn.Sequential(first, whole)
     with torch.no_grad():
@@ -201,7 +203,7 @@ def test_the_travelling_graph_computes_the_same_statistics_under_moved_values(na
     probed = Probed(model, find_places(model, records))
     graph = trace(probed, tuple(records.shape[1:]))
     travelling = Extractor(graph, module_weights(probed, graph), device=torch.device("cpu"))
-    probed.probes[0].move(torch.full((probed.probes[0].place.channels,), 0.4), torch.tensor(1.7))
+    probed.probes[0].move(torch.full((probed.probes[0].place.channels,), 0.4), torch.tensor(1.3))
     values = dict(probed.named_parameters())
     names = [name for name in probed.adapted_names() if name in graph.parameter_shapes]
     with torch.no_grad():
@@ -221,7 +223,7 @@ def test_an_offset_and_a_scale_of_channels_are_undone():
         shifted[0].bias.copy_(1.5 * shifted[0].bias + 0.8)
     place = probed.probes[0].place
     offset = (1.5 * place.center + 0.8 - place.center) / place.spread
-    probed.probes[0].move(offset, torch.full((place.channels,), 2.25))
+    probed.probes[0].move(offset, torch.full((place.channels,), 1.5))
     with torch.no_grad():
         probed.model[0].weight.copy_(shifted[0].weight)
         probed.model[0].bias.copy_(shifted[0].bias)
@@ -235,7 +237,7 @@ def test_moves_that_the_probes_undo_leave_the_scores_as_they_were(kind):
     draws = torch.Generator().manual_seed(3)
     moves = [0.5 * torch.randn(2, probe.place.channels, generator=draws) for probe in probed.probes]
     for probe, (offset, log) in zip(probed.probes, moves, strict=True):
-        probe.move(offset, log.exp())
+        probe.move(offset, (0.5 * log).exp())
     with torch.no_grad():
         expected, moved = model(records), probed.where(moves, undone=False)(records)
         torch.testing.assert_close(probed.where(moves, undone=True)(records), expected, atol=1e-4, rtol=1e-4)
