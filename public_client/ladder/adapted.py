@@ -133,7 +133,7 @@ class Adapted:
                 asked = Asked.from_json(json.loads(path.read_text(encoding="utf-8")))
             else:
                 whole = {name: copy.deepcopy(model).whole().cpu() for name, model in models.items()}
-                asked = Asked.of(hospital.curator, whole, self.ladder.comparison)
+                asked = Asked.of(hospital.curator, whole, self.ladder.comparison, charged=True)
                 if path is not None:
                     path.write_text(json.dumps(asked.to_json()), encoding="utf-8")
             self.comparison = asked.answered(hospital.curator)

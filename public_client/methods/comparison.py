@@ -136,19 +136,19 @@ class Asked:
     ids: RequestIds
 
     @classmethod
-    def of(cls, curator: Curator, models: Mapping[str, nn.Module], plan: Plan) -> Asked:
+    def of(cls, curator: Curator, models: Mapping[str, nn.Module], plan: Plan, *, charged: bool = False) -> Asked:
         """What would be sent for these models; spends nothing.
 
         Args:
             curator: a connection.
             models: records to one score for each class, by name; those named first win a draw.
             plan: from `plan_comparison`, for as many.
+            charged: see `quoted_evaluation`.
 
         Raises:
             InvalidValue: a model does not fit the data set.
         """
-        ready = declarable(models, plan)
-        plan = quoted_evaluation(curator, ready, plan)[0]
+        plan = quoted_evaluation(curator, ready := declarable(models, plan), plan, charged=charged)[0]
         return cls(tuple(models), ready.graph.to_bytes(), ready.weights, plan, RequestIds())
 
     def to_json(self) -> dict[str, Any]:

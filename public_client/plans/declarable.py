@@ -101,19 +101,18 @@ def quoted(
     return replace(noisy, admitted=answer.fits, steps_that_fit=answer.steps_that_fit), answer
 
 
-def quoted_evaluation(curator: Curator, declarable: Declarable, plan: Plan) -> tuple[Plan, Quote]:
+def quoted_evaluation(
+    curator: Curator, declarable: Declarable, plan: Plan, *, charged: bool = False
+) -> tuple[Plan, Quote]:
     """The same of an evaluation, with the planned noise where something was spent already.
 
     There the ledger's filter is fixed, and what it counts for so small a release *alone* has a floor that more noise
     does not lower; what the release adds to what is spent is less. The planned noise gives the asked epsilon alone, and
     the ledger decides whether its budget bears it.
 
-    Args:
-        curator: a connection.
-        declarable: what the records go through.
-        plan: of the evaluation.
+    Charged says that something was, whatever the first description said: a replay has no other.
     """
-    return quoted(curator, declarable, plan, keep_noise=curator.describe().spent > 0.0)
+    return quoted(curator, declarable, plan, keep_noise=charged or curator.describe().spent > 0.0)
 
 
 def within_quote(plan: Plan, price_of: Callable[[Plan], float]) -> Plan:

@@ -123,12 +123,12 @@ def of_generator(method, shape=(COLUMNS,)):
     return make
 
 
-def of_climb(folder):
+def of_climb(folder, **options):
     """As the command climbs: with a contract that declares nothing."""
-    curator = mock()
-    adapt(network(), SOURCE, Hospital(curator), epsilon=2.0, contract=DataContract(), progress=False).save(
-        folder / FILE
-    )
+    curator, common = mock(), {"contract": DataContract(), "progress": False}
+    reached = adapt(network(), SOURCE, Hospital(curator), epsilon=2.0, **common, **options)
+    reached.save(folder / FILE)
+    assert (reached.comparison is not None) == bool(options)
     return Made(bytes.fromhex(curator.describe().ledger_public_key), network(), SOURCE)
 
 
@@ -158,6 +158,7 @@ KINDS = {
     "replayed": of_generator(IMAGES, (1, 8, 9)),
     "tabular": of_generator(Tabular(schema=Schema(TABLE), fitted_rows=500, updates=5)),
     "climb": of_climb,
+    "compared climb": functools.partial(of_climb, evaluate_epsilon=0.5),
     "publication": of_publication,
 }
 
