@@ -77,14 +77,7 @@ def ladder_for(
     model: Model, hospital: Hospital, *, record_shape: tuple[int, ...], epsilon: float,
     evaluate_epsilon: float | None = None,
 ) -> Ladder:  # fmt: skip
-    """The ladder of a model in two parts; see `plan_ladder`.
-
-    Args:
-        model: the team's.
-        hospital: to be asked.
-        record_shape: of one source record.
-        epsilon: that all rungs together may cost.
-        evaluate_epsilon: see `adapt`.
+    """The ladder of a model in two parts, and of source records of a shape; see `plan_ladder`.
 
     Raises:
         DataInvalid: the hospital's records have another shape.

@@ -219,7 +219,8 @@ class Adapted:
             return []  # its own clause says what to expect, from the hospital's labels
         if (alike := measured_alike(self.plan)) is not None:
             return [f"Expect: not measured at this hospital; on data like yours, {alike}."]
-        return ["Expect: not measured; --evaluate-epsilon measures it on the hospital's labels."]
+        measurable = "; --evaluate-epsilon measures it on the hospital's labels"
+        return [f"Expect: not measured{measurable if LABELS in self.ladder.plans else ', for want of labels there'}."]
 
 
 class AdaptedEach(dict[str, Adapted]):

@@ -206,12 +206,7 @@ def sized_plan(description: Description, method: Method, model: Model, *, epsilo
 
 
 def pass_seconds(model: Model, record_shape: tuple[int, ...]) -> float:
-    """Seconds of one record forward and backward through a model, where its parameters are: the shortest of three.
-
-    Args:
-        model: in two parts; it stays as it is.
-        record_shape: of one record.
-    """
+    """Seconds of one record of a shape forward and backward through a model, where it is: the shortest of three."""
     module = copy.deepcopy(model.whole()).requires_grad_(True)
     device = next(module.parameters(), torch.zeros(0)).device
     return min(_update(module, torch.zeros(_TIMED, *record_shape, device=device)) for _ in range(3))

@@ -17,7 +17,7 @@ from dpswd.public_client.data.datasets import Batches, Labelled
 from dpswd.public_client.data.source import source_loader
 from dpswd.public_client.extractor.adapter_layers import filled_linear
 from dpswd.public_client.extractor.tracing import evaluating, without_parametrizations
-from dpswd.public_client.models.packing import with_two_classes
+from dpswd.public_client.models.packing import SMALLEST_SHARE, with_two_classes
 from dpswd.public_client.models.trees import OfEstimator, as_module
 from dpswd.public_client.onnx.network import read_onnx
 from dpswd.public_client.tools.pretrained import is_pretrained, network_of
@@ -102,11 +102,22 @@ def _split_at_head(model: nn.Module, records: Tensor, head: str | None) -> Model
                 return split if scores.shape[1] > 1 else Model(split.extractor, _of_two(split.classifier))
     if head is None and not fitting and float(scores.max()) > 1.0:  # of convolutions, an ensemble: no probabilities
         return Model(model, nn.Identity())
+    shares = scores.exp() if (logs := float(scores.max()) <= 0.0) else scores
+    if head is None and float((shares.sum(dim=1) - 1.0).abs().max()) < _SAME and float(shares.min()) >= 0.0:
+        return Model(model if logs else nn.Sequential(model, Logarithms()), nn.Identity())  # by a function, at its end
     raise InvalidValue(
         f"no linear layer of the model is its last step{f' ({head!r} is not)' if head else ''}; return its scores, "
         "not probabilities, name the layer (head=...), or pass (extractor, classifier). Its linear layers: "
         f"{', '.join(linear) or 'none'}"
     )
+
+
+class Logarithms(nn.Module):
+    """Scores of probabilities."""
+
+    def forward(self, probabilities: Tensor) -> Tensor:
+        """The same shape."""
+        return torch.log(torch.clamp(probabilities, SMALLEST_SHARE, 1.0))
 
 
 class WholeNumbers(nn.Module):

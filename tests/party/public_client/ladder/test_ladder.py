@@ -119,7 +119,7 @@ def test_a_model_whose_head_is_not_last_is_refused_in_words():
         split(b"model", made_images(8, 0)[0])
 
 
-def test_scores_of_a_convolution_are_adapted_as_they_are_but_no_probabilities():
+def test_scores_of_a_convolution_are_adapted_as_they_are_and_logarithms_of_probabilities():
     torch.manual_seed(0)
     head = nn.Conv2d(8, CLASSES, 1)
     network = nn.Sequential(
@@ -133,9 +133,11 @@ def test_scores_of_a_convolution_are_adapted_as_they_are_but_no_probabilities():
     assert isinstance(model.classifier, nn.Identity)
     rungs, left_out = applicable(described(1.0), model, classes=CLASSES)
     assert {GLANCE, LAYERS} <= set(rungs), left_out
-    for end in (nn.Softmax(dim=1), nn.LogSoftmax(dim=1), nn.Sigmoid()):
-        with pytest.raises(InvalidValue, match="not probabilities"):
-            split(nn.Sequential(nn.Sequential(*network), _Ending(end)).eval(), images)
+    for end in (nn.Softmax(dim=1), nn.LogSoftmax(dim=1)):  # of probabilities logarithms are scores
+        taken = split(nn.Sequential(nn.Sequential(*network), _Ending(end)).eval(), images).whole()
+        torch.testing.assert_close(torch.softmax(taken(images), dim=1), torch.softmax(network(images), dim=1))
+    with pytest.raises(InvalidValue, match="not probabilities"):
+        split(nn.Sequential(nn.Sequential(*network), _Ending(nn.Sigmoid())).eval(), images)
 
 
 class _Ending(nn.Module):
