@@ -8,13 +8,13 @@ import numpy as np
 
 from dpswd.public_client.normalisation.columns import LEAST_SAID
 from dpswd.public_client.normalisation.inference import AS_IT_IS, FREQUENCIES
-from dpswd.public_client.normalisation.probes import INPUT, Place
 from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED, Verdict
+from dpswd.public_client.probes.probes import INPUT, Place
 
 UNEXPLAINED = (
     "something has changed that nothing known explains, and no loss of accuracy can be excluded; "
-    "evaluate your model on the hospital's labels (dpswd-client evaluate, an epsilon of about 0.1), or bring a source "
-    "that is nearer to its records"
+    "labels there would tell (its operator may add some of your model's classes), or bring a source that is nearer to "
+    "its records"
 )
 
 

@@ -1,9 +1,9 @@
 """Statistics of a network's layers: what the hospital's records make of its channels, layer by layer, without labels.
 
 The graph that travels computes each record's statistics of all layers (`dpswd.public_client.normalisation`), and a step
-asks for the noised sum of some of them, under gains and offsets that the steps before led to (`feature_sums`). No
-gradient is taken. Delivered is the team's network with new statistics in its batch normalisations, or with an affine
-map of the channels where it has none; or with corrected class frequencies; or as it was.
+asks for the noised sum of some, under gains and offsets that the steps before led to (`feature_sums`). Delivered is
+the team's network with new statistics, in its batch normalisations or as affine maps of the channels; or with corrected
+class frequencies; or as it was.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dpswd.public_client.data.progress import Reporter
 from dpswd.public_client.extractor.adapter_layers import FeatureAffine
 from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.normalisation.columns import MOST, Columns, record_passes
-from dpswd.public_client.normalisation.conversation import DRAWS, Asked, Conversation
-from dpswd.public_client.normalisation.probes import AT_ONCE, INPUT, Place, Probed, find_places, statistics_of
+from dpswd.public_client.normalisation.conversation import BACK, DRAWS, Asked, Conversation
 from dpswd.public_client.normalisation.reference import Labels, Values
 from dpswd.public_client.normalisation.verdict import Verdict, moves_in_words
 from dpswd.public_client.plans.declarable import Declarable
 from dpswd.public_client.plans.plan import Plan
 from dpswd.public_client.plans.recipe import RunTerms, not_one_of
+from dpswd.public_client.probes.probes import AT_ONCE, INPUT, Place, Probed, find_places, statistics_of
 from dpswd.public_client.training.checkpoint import Checkpoint
 from dpswd.public_client.training.loop import Training, write_histories
 from dpswd.public_client.training.method import Method
@@ -103,21 +103,22 @@ class Normalisation(Method):
     def ready(self, probed: Probed, record_shape: tuple[int, ...]) -> Declarable:
         """The probed network as it travels; its plan has as many steps as there are questions."""
         plain = Declarable.of(probed, record_shape)
-        # What follows the last statistics does not travel, and first questions move nothing but columns.
-        first, layers = probed.first, probed.layers
-        table = first is not None and first.place.single
-        moved = probed.adapted_names()[: 2 * table if self.asks == "first" else None]
+        layers, first = probed.layers, int(probed.first is not None)
+        table = probed.first is not None and probed.first.place.single
+        moved = probed.adapted_names()[: 2 * first if self.asks == "first" else None]
         names = tuple(name for name in moved if name in plain.graph.parameter_shapes)
-        # One question for each layer, one for what lies far; of a run of all half as many before; of a table more.
-        steps = {"first": 4 * table + 1, "layers": layers + bool(first), "all": layers + (layers + 1) // 2}[self.asks]
-        return _Questions(plain.graph, plain.weights, names, steps=steps).of_copy(probed)
+        # First questions move columns alone. Then: one for each layer, one for what lies far, two to look back.
+        steps = {"first": 4 * table + 1, "layers": layers + first + BACK, "all": layers + (layers + 1) // 2 + BACK}
+        return _Questions(plain.graph, plain.weights, names, steps=steps[self.asks]).of_copy(probed)
 
-    def asked(self, plan: Plan, sigma: float, layers: int) -> Asked:
+    def asked(self, plan: Plan, sigma: float, probed: Probed) -> Asked:
         """What is asked in an open run of this plan: with few steps neighbouring layers in one question."""
-        steps = plan.steps
+        layers, wide = probed.layers, len(plan.record_shape) == 1 and plan.record_shape[0] > MOST[0]
+        back = BACK if plan.steps > BACK and probed.is_network and (wide or self.asks != "first") else 0
+        steps = plan.steps - back
         first = {"first": steps, "layers": 0, "all": max(steps - layers, -(-steps // 3))}[self.asks]
         groups = min(layers, left := steps - first)
-        return Asked(first, groups, left - groups, self.moves, records=plan.batch_size, sigma=sigma)
+        return Asked(first, groups, left - groups, back, self.moves, records=plan.batch_size, sigma=sigma)
 
     def begin(self, group: Group, training: Training) -> None:
         """See `Method`: one graph for all sites, one network each."""
@@ -178,8 +179,7 @@ class LayersRun(Release[SumsReply]):
         columns: of these records, where they can be moved for themselves.
 
     Attributes:
-        conversation: what was asked and found, once `converse` has begun: its `verdict`, its `layers`, and `moves` for
-            a run of the layers after one of the first question.
+        conversation: what was asked and found, once `converse` has begun.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class LayersRun(Release[SumsReply]):
         """
         method = self.plan.method
         assert isinstance(method, Normalisation), "this method opened it"
-        asked = method.asked(self.plan, self.declared.sigma, self.probed.layers)
+        asked = method.asked(self.plan, self.declared.sigma, self.probed)
         talk = self.conversation = Conversation(self.probed, *self._source, asked, self._columns)
         questions, number = talk.questions(), 0
         question = next(questions, None)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dpswd.public_client.linear_evidence import LinearModel, Normal
 from dpswd.public_client.normalisation.inference import FREQUENCY_WIDTHS, Observed, Simplex
-from dpswd.public_client.normalisation.probes import INPUT, Place, Probed, statistics_of
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, clipped
+from dpswd.public_client.probes.probes import INPUT, Place, Probed, statistics_of
 
 MOST = 100, 32, 12
 """Columns of a table, of one whose network is slow, or channels of a sequence, that are moved each by itself."""
@@ -85,7 +85,7 @@ class MovedColumns:
 
 
 class Columns:
-    """Public records whose columns can be moved, each by itself or, where there are many, all alike.
+    """Public records whose columns can be moved, each by itself or, where there are many, all alike (signals).
 
     Moves are (3 q,) offsets, logs of gains and signs, of q columns; all alike they are one, about the values' zero.
 
@@ -106,12 +106,15 @@ class Columns:
         self._zeros = np.zeros(1) if self._alike else (place.center / place.spread).double().numpy()
         self._count, none = len(self._zeros), 0.0 * self._zeros
         self._still = np.stack([none, none, none + 1.0])
-        self._inverted, self._signal = np.stack([-2.0 * self._zeros, none, none - 1.0]), self._alike or not place.single
+        self._inverted, self.are_signals = (
+            np.stack([-2.0 * self._zeros, none, none - 1.0]),
+            self._alike or not place.single,
+        )
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
         """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away."""
         p, still, (far, picks) = reference.shares, self._still, self._far(observed, reference)
-        starts = [(p, still, 0), (likely, still, 0), (p, self._inverted, 1)][: 2 + self._signal]
+        starts = [(p, still, 0), (likely, still, 0), (p, self._inverted, 1)][: 2 + self.are_signals]
         starts += [(p, far, picks)] if picks else []
         some = self._few(slice(None, None, -(-len(self._labels) // _FITTED)), reference) if self._slow else self
         fits = [some._fitted(observed, reference, *start) for start in starts]
@@ -141,7 +144,7 @@ class Columns:
         logs, offsets = ((*each, *(-one for one in each)) for each in (_FACTORS, _OFFSETS))
         sizes = [np.stack([self._zeros * math.expm1(log), none + log, none + 1.0]) for log in logs]
         sizes += [np.stack([none + offset, none, none + 1.0]) for offset in offsets]
-        sizes += [self._inverted] if self._signal else []
+        sizes += [self._inverted] if self.are_signals else []
         tried = [(np.arange(self._count) == k, size) for k in self._free for size in sizes]
 
         def nats(moves: Values) -> float:
@@ -202,7 +205,8 @@ class Columns:
 
     def _class_means(self, moves: Values, reference: Reference) -> Values:
         """(C, d) of clipped statistics of records whose columns have moved, about the source's mean."""
-        rows = (statistics_of(self._probed, self._moved(moves)).double().numpy() - reference.center) * reference.scale
+        rows = statistics_of(self._probed, self._moved(moves))[:, : len(reference.center)].double().numpy()
+        rows = (rows - reference.center) * reference.scale
         rows = clipped(rows, reference.radius) / reference.scale - reference.mean
         return np.stack([rows[self._labels == kind].mean(axis=0) for kind in reference.kinds]) + self._lacking
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,15 +17,16 @@ from torch import Tensor
 
 from dpswd.public_client.normalisation.columns import STILL, Columns, coded, composed
 from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, log_variances, moved
-from dpswd.public_client.normalisation.probes import Place, Probed
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, scales
 from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verdict, layer_moves, weighed
+from dpswd.public_client.probes.probes import Place, Probed
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
 
 _OFF = 1e-12  # what statistics that are not asked for are multiplied with: nothing is left after rounding
 _FAR = 0.6  # part of the clip's radius beyond which an answer says little of a move's length
 DRAWS, _SURE = 8, 2.0  # of all layers' moves, and standard errors by which undoing them must gain
+BACK = 2  # questions by which is looked back
 _REACH, _HIDDEN, _SHOWN, _OWN_ZERO = (30.0, 300.0), 6.5, 4.0, 0.5
 """Deviations within which hidden columns' means are asked, the wider from so many on; of noise; of a zero."""
 _LEAST = 1e-6  # of a variance or a deviation that is divided by
@@ -41,6 +42,7 @@ class Asked:
         first: how often all layers together; 0 for not at all.
         groups: of neighbouring layers, each asked by itself where the first answers give reason to.
         spare: questions beside them, for what lies near the clip.
+        back: `BACK` or 0 questions whether what was made is nearer to the source.
         moves: (L,) how far each layer is thought to have moved, by a first pass of its own; empty for unknown.
         records: n.
         sigma: deviation of the noise on each number of a sum.
@@ -49,6 +51,7 @@ class Asked:
     first: int
     groups: int
     spare: int
+    back: int
     moves: tuple[float, ...]
     records: int
     sigma: float
@@ -79,6 +82,7 @@ class Conversation:
         self._tried, self.helps = tried, False
         self._draws: list[Tensor] = []  # of each layer that was asked, (draws, 2, c) offsets and logs that may be true
         self._generator = torch.Generator().manual_seed(0)
+        self._end = sum(2 * place.channels for place in self._places)  # of layers' statistics; probabilities follow
         self.verdict: Verdict | None = None
         self.layers: tuple[LayerMove, ...] = ()
 
@@ -90,11 +94,11 @@ class Conversation:
         spare = self._asked.spare + ((yield from self._of_all()) if self._asked.first else 0)
         if self._asked.groups and (self.verdict is None or self.verdict.outcome in (CHANNELS, BOTH, UNDECIDED)):
             yield from self._by_layer(spare)
-            self.helps = self._expected_to_help()
+            self.helps = self._expected_to_help() and (yield from self._is_nearer())
 
     def _of_all(self) -> Generator[FeatureMap, Values, int]:
         """The same question until it is clear what has happened; how many questions that leaves over."""
-        everything = np.ones(self._vectors.shape[1], dtype=bool)
+        everything = np.arange(self._vectors.shape[1]) < self._end
         sizes = {place.path: place.channels for place in self._places}
         reference, total, times = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1]), 0
         codes = np.concatenate([np.tile(coded(self._vectors, place), 2) for place in self._places])
@@ -115,7 +119,36 @@ class Conversation:
                 break
         if (own := self.verdict) and own.columns is not None and own.frequencies is not None:
             self._move(own.columns.moves)
+            signals = self._columns is not None and self._columns.are_signals
+            if signals and not (yield from self._is_nearer(own.frequencies)):
+                self.verdict = replace(own, outcome=CHANNELS, columns=None, frequencies=None)
         return left
+
+    def _is_nearer(self, frequencies: Values | None = None) -> Generator[FeatureMap, Values, bool]:
+        """Whether the probes lead to classes and confidence nearer to the source's than still ones; else these remain.
+
+        By errors that either tells of: classes that are named too often, and confidence that is lost (Guillory et al.
+        2021, ICCV); classes are as frequent (C,) as in the source, or as is said where that is nearer.
+        """
+        if not self._asked.back:
+            return True
+        kinds, own = np.unique(self._labels, return_counts=True), self._vectors[:, self._end :]
+        shares = [kinds[1] / len(own), *([] if frequencies is None else [frequencies])]
+        there = shares @ np.stack([own[self._labels == kind].mean(axis=0) for kind in kinds[0]])  # (1 or 2, C + 1)
+        scale = np.where(np.arange(self._vectors.shape[1]) < self._end, _OFF, RECORD_NORM / math.sqrt(2.0))
+        moved, errors = [], list[float]()
+        for still in (False, True):
+            for probe in self._probed.probes if still else ():
+                moved.append((probe.moved.gain.clone(), probe.moved.bias.clone()))
+                probe.move(torch.zeros(1), torch.ones(1))
+            answer = yield FeatureMap(torch.zeros(len(scale)), torch.from_numpy(scale).float())
+            away = answer[self._end :] / scale[-1] / self._asked.records - there
+            errors.append(min(0.5 * np.abs(away[:, :-1]).sum(axis=1) + np.maximum(-away[:, -1], 0.0)))
+        if nearer := errors[0] < errors[1]:
+            for probe, (gain, bias) in zip(self._probed.probes, moved, strict=True):
+                probe.moved.gain.data.copy_(gain)
+                probe.moved.bias.data.copy_(bias)
+        return bool(nearer)
 
     def _move(self, columns: Values) -> None:
         self._probed.probes[0].move(*torch.from_numpy(columns).float())
@@ -137,21 +170,20 @@ class Conversation:
         """(L,) how far each layer is thought to have moved before it is asked for by itself."""
         if self.verdict is None:
             return self._asked.moves or (0.0,) * len(self._places)
-        move = self.verdict.move * scales(self._vectors)
+        move = self.verdict.move * scales(self._vectors[:, : self._end])
         return tuple(float(np.linalg.norm(move[own])) for own in self._own_parts())
 
     def _by_layer(self, spare: int) -> Generator[FeatureMap, Values, None]:
         """Each layer, again near the clip if one is spare. Without a first pass frequencies may be others, too."""
         before = {CHANNELS: 0.0, BOTH: 0.0} if self.verdict is None else self.verdict.evidence
         parts, moves = self._own_parts(), self.moves
-        layers = [layer for layer, place in enumerate(self._places) if not place.scores]
-        for group in np.array_split(layers, self._asked.groups):
+        for group in np.array_split(np.arange(self._probed.layers), self._asked.groups):
             chosen = np.zeros(self._vectors.shape[1], dtype=bool)
             chosen[parts[group[0]].start : parts[group[-1]].stop] = True
             places = tuple(self._places[layer] for layer in group)
             deviations, move = _deviations(places), np.zeros(int(chosen.sum()))
             if not self.layers and self.verdict is not None and self.verdict.clear:
-                move = self.verdict.move[chosen]  # of the first layers; of later ones they have changed it
+                move = self.verdict.move[chosen[: self._end]]  # of later ones the first have changed it
             distance = float(np.linalg.norm([moves[layer] for layer in group])) * (_LEFT if self.layers else 1.0)
             while True:
                 reference = self._reference(chosen, distance)

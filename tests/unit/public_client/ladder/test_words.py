@@ -8,8 +8,8 @@ import torch
 
 from dpswd.public_client.ladder.words import of_glance
 from dpswd.public_client.normalisation.inference import CHANNELS
-from dpswd.public_client.normalisation.probes import INPUT, Place
 from dpswd.public_client.normalisation.verdict import Verdict
+from dpswd.public_client.probes.probes import INPUT, Place
 
 
 @pytest.mark.parametrize("single", [True, False])

@@ -15,7 +15,7 @@ from dpswd.public_client.data.datasets import Labelled
 from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.methods import normalisation
 from dpswd.public_client.methods.normalisation import Normalisation
-from dpswd.public_client.normalisation import columns
+from dpswd.public_client.normalisation import columns, conversation
 from dpswd.public_client.normalisation.verdict import COLUMNS, PEOPLE
 from dpswd.shared.core import errors
 
@@ -398,3 +398,24 @@ def test_signals_that_are_inverted_or_of_another_gain_are_put_back(channels, gai
     with torch.no_grad():
         before = float((classifier(extractor(fresh.images)).argmax(1) == fresh.labels).float().mean())
     assert gain[0] > 0.0 or before < 0.9  # channels stand for one another here
+
+
+@pytest.mark.parametrize(("by", "outcome"), [(0.0, "adapted"), (4.0, "kept")])
+def test_what_leads_further_from_the_source_is_not_delivered(trained, monkeypatch, by, outcome):
+    """Attack: signals that were slower had their channels put back one by one, and models lost up to 26 points."""
+    rightly, delivered = conversation.Conversation._by_layer, []
+
+    def astray(own, spare):
+        yield from rightly(own, spare)
+        for probe in own._probed.probes:
+            probe.moved.bias.data += by
+        delivered.append([probe.moved.bias.clone() for probe in own._probed.probes])
+
+    monkeypatch.setattr(conversation.Conversation, "_by_layer", astray)
+    monkeypatch.setattr(conversation.Conversation, "_expected_to_help", lambda _: True)
+    records = _moved(_data(3000, 3))
+    adaptation = _fitted(trained, _curator(records), asks="layers", moves=(4.0, 3.0, 3.0))
+    assert adaptation.reports[0]["outcome"] == outcome
+    probes = adaptation.sites["curator"].run.probed.probes
+    same = [torch.equal(probe.moved.bias, own) for probe, own in zip(probes, delivered[0], strict=True)]
+    assert all(same) if outcome == "adapted" else not any(probe.moved.bias.any() for probe in probes)

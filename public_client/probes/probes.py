@@ -105,9 +105,12 @@ class Probe(nn.Module):
 class Probed(nn.Module):
     """A copy of a network with probes; from records to all layers' statistics (m, d).
 
+    The last are of a network the classes' probabilities and the sum of their squares, (m, C + 1).
+
     Attributes:
         model: from records to scores, with the probes in it.
         probes: in the order of evaluation.
+        layers: how many are asked for by themselves.
     """
 
     def __init__(self, model: nn.Module, places: tuple[Place, ...]) -> None:
@@ -115,7 +118,8 @@ class Probed(nn.Module):
         self.first: Probe | None = None
         self.model = _opened(model).requires_grad_(False)
         self.probes: list[Probe] = []  # no ModuleList: each is in the network already
-        self.layers = sum(not place.scores for place in places)  # that are asked for by themselves
+        self.layers = sum(not place.scores for place in places)
+        self.is_network = not any(isinstance(module, OfEstimator) for module in self.model.modules())
         for place in places:
             if place.path == INPUT:
                 self.first = probe = Probe(place, place.spread, place.center)
@@ -133,10 +137,13 @@ class Probed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        self.model(x if self.first is None else self.first(x))
+        scores = self.model(x if self.first is None else self.first(x))
         seen = [probe.seen for probe in self.probes]
         for probe in self.probes:
             probe.seen = None
+        if self.is_network:
+            shares = torch.softmax(scores, dim=1)
+            seen += [shares, (shares * shares).sum(dim=1, keepdim=True)]
         return torch.cat([each for each in seen if each is not None], dim=1)
 
     def where(self, moves: Sequence[Tensor], *, undone: bool) -> nn.Module:

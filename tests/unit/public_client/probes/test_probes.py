@@ -12,8 +12,8 @@ from vision_blocks import NormAct
 from dpswd.public_client.extractor.made_records import made_records
 from dpswd.public_client.extractor.tracing import module_weights, trace
 from dpswd.public_client.ladder.whole_model import WholeNumbers
-from dpswd.public_client.normalisation.probes import INPUT, Probed, find_places, statistics_of
 from dpswd.public_client.normalisation.reference import Reference
+from dpswd.public_client.probes.probes import INPUT, Probed, find_places, statistics_of
 from dpswd.shared.core.errors import InvalidValue
 from dpswd.shared.sandbox.building import Extractor
 
@@ -118,7 +118,10 @@ def test_layers_are_listed_in_order_and_still_probes_change_nothing(name):
     with torch.no_grad():
         expected = model(records)
         torch.testing.assert_close(whole(records if first is None else first(records)), expected, atol=1e-4, rtol=1e-4)
-        assert probed(records).shape == (64, 2 * sum(place.channels for place in places))
+        sizes = [*(2 * place.channels for place in places), len(expected.T), 1]
+        *_, shares, squares = torch.split(probed(records), sizes, dim=1)
+    torch.testing.assert_close(shares, torch.softmax(expected, dim=1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(squares, shares.square().sum(dim=1, keepdim=True))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Probes in a network: what they tell of each record, and how they move its channels."""
