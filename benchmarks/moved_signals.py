@@ -205,13 +205,13 @@ def summary(runs: Sequence[records.Row]) -> dict[str, Any]:
 
 
 def lines(figures: dict[str, Any]) -> Iterator[str]:
-    """The summary at the larger epsilon as a table."""
-    yield f"| before/after/not moved | {' | '.join(MODELS)} |"
-    yield f"|---|{'---|' * len(MODELS)}"
+    """The summary at the larger epsilon as a table, models together."""
+    yield "| signals | before/after/not moved |"
+    yield "|---|---|"
     for shift in SHIFTS[1:]:
-        own = [figures.get(f"{shift} {EPSILONS[0]:g} {kind}") for kind in MODELS]
-        cells = ("/".join(f"{one[of]:.0f}" for of in ("source", "delivered", "unmoved")) if one else "" for one in own)
-        yield f"| {shift} | {' | '.join(cells)} |"
+        own = [one for kind in MODELS if (one := figures.get(f"{shift} {EPSILONS[0]:g} {kind}"))]
+        means = (statistics.fmean(one[of] for one in own) for of in ("source", "delivered", "unmoved") if own)
+        yield f"| {shift} | {'/'.join(f'{mean:.1f}' for mean in means)} |"
 
 
 def main() -> None:

@@ -42,4 +42,4 @@ def test_a_summary_counts_what_was_run():
     assert figures == {
         "upside down 1 lstm": {"source": 50.0, "delivered": 65.0, "unmoved": 95.0, "runs": 2, "worst": -10.0}
     }
-    assert "| upside down |  | 50/65/95 |  |  |  |" in list(moved_signals.lines(figures))
+    assert "| upside down | 50.0/65.0/95.0 |" in list(moved_signals.lines(figures))
