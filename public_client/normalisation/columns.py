@@ -94,6 +94,9 @@ class Columns:
         records: (m, c), or (m, ..., c) as that probe has it.
         labels: (m,) their classes.
         work: floating point operations of one record.
+
+    Attributes:
+        are_signals: whether they may be inverted.
     """
 
     def __init__(self, probed: Probed, records: Tensor, labels: Labels, work: int = 0) -> None:
@@ -106,10 +109,8 @@ class Columns:
         self._zeros = np.zeros(1) if self._alike else (place.center / place.spread).double().numpy()
         self._count, none = len(self._zeros), 0.0 * self._zeros
         self._still = np.stack([none, none, none + 1.0])
-        self._inverted, self.are_signals = (
-            np.stack([-2.0 * self._zeros, none, none - 1.0]),
-            self._alike or not place.single,
-        )
+        self._inverted = np.stack([-2.0 * self._zeros, none, none - 1.0])
+        self.are_signals = self._alike or not place.single
 
     def explained(self, observed: Observed, reference: Reference, likely: Values) -> MovedColumns:
         """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away."""

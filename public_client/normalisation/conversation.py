@@ -119,8 +119,7 @@ class Conversation:
                 break
         if (own := self.verdict) and own.columns is not None and own.frequencies is not None:
             self._move(own.columns.moves)
-            signals = self._columns is not None and self._columns.are_signals
-            if signals and not (yield from self._is_nearer(own.frequencies)):
+            if self._columns and self._columns.are_signals and not (yield from self._is_nearer(own.frequencies)):
                 self.verdict = replace(own, outcome=CHANNELS, columns=None, frequencies=None)
         return left
 
