@@ -33,6 +33,8 @@ def network_of(code: str) -> Any:
     """
     file, _, name = code.rpartition(":")
     path = Path(file)
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)  # of a module, the current one
     try:
         if path.suffix == ".py":
             if not path.is_file():
@@ -59,9 +61,7 @@ def network_of(code: str) -> Any:
 
 
 def _executed(path: Path) -> ModuleType:
-    """A file as a module, anew each time; it may import what lies beside it."""
-    if (folder := str(path.parent.resolve())) not in sys.path:
-        sys.path.insert(0, folder)
+    """A file as a module, anew each time."""
     spec = spec_from_file_location(f"own_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None, "a .py file has one"

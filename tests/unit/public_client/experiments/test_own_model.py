@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import joblib
 import numpy as np
 import pytest
@@ -48,6 +50,15 @@ def test_what_was_made_in_the_file_is_not_shared_and_a_changed_file_is_read_agai
     assert one is not two
     code.write_text("from torch import nn\nmade = nn.Linear(3, 7)\n")
     assert network_of(f"{code}:made").out_features == 7
+
+
+def test_a_module_of_the_current_folder_is_taken_and_imports_what_lies_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "nets_beside.py").write_text(CODE)
+    (tmp_path / "nets_here.py").write_text("from nets_beside import Net\n")
+    assert network_of("nets_here:Net")[2].out_features == 2
+    assert network_of("nets_here.py:Net")[2].out_features == 2
 
 
 @pytest.mark.parametrize(
