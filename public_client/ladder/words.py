@@ -26,7 +26,7 @@ def of_glance(verdict: Verdict, first: Place, *, images: bool, names: Sequence[s
     if verdict.outcome == UNDECIDED:
         return "something has changed, and a glance does not tell whether other classes or other inputs"
     if verdict.outcome == PEOPLE:
-        return "its records are of other people than your source's: columns of codes have other shares"
+        return f"its people are others than your source's{f', or columns moved ({columns})' if columns else ''}"
     if verdict.outcome == FREQUENCIES:
         assert verdict.frequencies is not None, "set with the outcome"
         rarer = np.argsort(-np.abs(verdict.frequencies - verdict.before))[:3]

@@ -103,18 +103,18 @@ class Normalisation(Method):
     def ready(self, probed: Probed, record_shape: tuple[int, ...]) -> Declarable:
         """The probed network as it travels; its plan has as many steps as there are questions."""
         plain = Declarable.of(probed, record_shape)
-        layers, first = probed.layers, int(probed.first is not None)
-        table = probed.first is not None and probed.first.place.single
+        layers, first, single = probed.layers, int(probed.first is not None), probed.probes[0].place.single
         moved = probed.adapted_names()[: 2 * first if self.asks == "first" else None]
         names = tuple(name for name in moved if name in plain.graph.parameter_shapes)
-        # First questions move columns alone. Then: one for each layer, one for what lies far, two to look back.
-        steps = {"first": 4 * table + 1, "layers": layers + first + BACK, "all": layers + (layers + 1) // 2 + BACK}
+        # First questions move columns alone. Then: one for each layer, one for what lies far. Two look back.
+        glance, every = (4 if single else BACK) * first + 1, (3 * layers + 1) // 2 + BACK
+        steps = {"first": glance, "layers": layers + first + BACK, "all": every}
         return _Questions(plain.graph, plain.weights, names, steps=steps[self.asks]).of_copy(probed)
 
     def asked(self, plan: Plan, sigma: float, probed: Probed) -> Asked:
         """What is asked in an open run of this plan: with few steps neighbouring layers in one question."""
-        layers, wide = probed.layers, len(plan.record_shape) == 1 and plan.record_shape[0] > MOST[0]
-        back = BACK if plan.steps > BACK and probed.is_network and (wide or self.asks != "first") else 0
+        layers, signals = probed.layers, len(plan.record_shape) == 2 or plan.record_shape[0] > MOST[0]
+        back = BACK if plan.steps > BACK and probed.is_network and (signals or self.asks != "first") else 0
         steps = plan.steps - back
         first = {"first": steps, "layers": 0, "all": max(steps - layers, -(-steps // 3))}[self.asks]
         groups = min(layers, left := steps - first)

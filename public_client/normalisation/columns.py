@@ -20,14 +20,15 @@ from torch import Tensor
 
 from dpswd.public_client.linear_evidence import LinearModel, Normal
 from dpswd.public_client.normalisation.inference import FREQUENCY_WIDTHS, Observed, Simplex
-from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, clipped
-from dpswd.public_client.probes.probes import INPUT, Place, Probed, statistics_of
+from dpswd.public_client.normalisation.reference import Labels, Reference, Values, clipped
+from dpswd.public_client.probes.probes import Probed, statistics_of
 
 MOST = 100, 32, 12
 """Columns of a table, of one whose network is slow, or channels of a sequence, that are moved each by itself."""
 STILL = np.array([[0.0], [1.0]])  # offset and gain of what has not moved
-_WIDTHS = np.array([(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), (0.03, 0.1, 0.3, 1.0))])
-"""Of the noise's directions, of frequencies, and of columns' moves."""
+_EACH = (0.03, 0.1, 0.3, 1.0)
+_WIDTHS = [(1.0, *each) for each in itertools.product((0.0, *FREQUENCY_WIDTHS), _EACH)]  # noise, classes, moves
+_TILTS = [(1.0, *each) for each in itertools.product((0.0, *_EACH), (0.0, *_EACH)) if any(each)]  # no codes, codes
 _LEFT = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a statistic, that neither explains
 _STEPS, _DIFFERENCE, _LONGEST, _SETTLED, _DRAWS, _RAREST = 8, 0.02, 1.0, 1e-3, 24, 1e-3
 _FACTORS = (0.4, 0.9, 1.6, 2.8)  # logarithms of other units that are tried in one column, up and down
@@ -43,12 +44,6 @@ def record_passes(channels: int) -> int:
     return 3 * (_FITTED * (_STEPS * (2 * channels + 1) + 2 * _DRAWS) + tries * _SHOWN)
 
 
-def coded(values: Values, place: Place) -> Mask:
-    """(c,) columns of a table (m, c, ...) that have few values, such as flags, codes, grades: they have no unit."""
-    columns = values.T[: place.channels] if place.path == INPUT and place.single else [()] * place.channels
-    return np.array([1 < len(np.unique(column)) <= _CODES for column in columns])
-
-
 def composed(far: Values | None, rest: Values) -> Values:
     """(2, c) offsets and gains of what moved by `rest` before it moved by `far`."""
     return rest if far is None else np.stack([far[0] + far[1] * rest[0], far[1] * rest[1]])
@@ -59,7 +54,7 @@ class MovedColumns:
     """What the columns and the frequencies are thought to be.
 
     Attributes:
-        evidence: log of the marginal likelihood, nats.
+        evidence: log of the marginal likelihood, nats, up to what the release's size adds.
         frequencies: (C,) of the classes.
         moves: (2, c) offsets of the columns, in the source's deviations, and gains; below 0 where they are inverted.
         draws: frequencies (C,) and moves (2, c) that may be true instead.
@@ -103,8 +98,10 @@ class Columns:
         self._probed, self._records, self._labels = probed, records, labels
         place, self._lacking = probed.probes[0].place, np.zeros(())
         self._place, self._slow = place, work > SLOW or not place.single
-        self._alike = place.channels > MOST[work > SLOW if place.single else 2]
-        self._free = np.flatnonzero([True] if self._alike else ~coded(records.double().numpy(), place))
+        values = [len(np.unique(column)) if place.single else 0 for column in records.numpy().T[: place.channels]]
+        free = np.flatnonzero([not 1 < count <= _CODES for count in values])  # flags, codes, grades have no unit
+        self._alike = len(free) > MOST[work > SLOW if place.single else 2]
+        self._free = np.zeros(1, dtype=int) if self._alike else free
         # How far below the center a value's zero lies, about which signals are inverted.
         self._zeros = np.zeros(1) if self._alike else (place.center / place.spread).double().numpy()
         self._count, none = len(self._zeros), 0.0 * self._zeros
@@ -116,7 +113,7 @@ class Columns:
         """The most probable of some fits: begun at the source's frequencies, at others (C,) as likely, or far away."""
         p, still, (far, picks) = reference.shares, self._still, self._far(observed, reference)
         starts = [(p, still, 0), (likely, still, 0), (p, self._inverted, 1)][: 2 + self.are_signals]
-        starts += [(p, far, picks)] if picks else []
+        starts += [(p, far, picks)] * bool(picks)
         some = self._few(slice(None, None, -(-len(self._labels) // _FITTED)), reference) if self._slow else self
         fits = [some._fitted(observed, reference, *start) for start in starts]
         *_, best = fits = sorted(fits, key=lambda fit: fit.evidence)
@@ -150,9 +147,8 @@ class Columns:
 
         def nats(moves: Values) -> float:
             classes = some._class_means(self._affine(moves), reference)
-            none = np.zeros((len(reference.center), 0))
-            rest, widths = observed.moved - reference.shares @ classes, np.array([(1.0, 0.4, 0.0)])
-            return max(float(law.log_evidence) for law in _laws(observed, reference, rest, classes, none, widths))
+            rest, parts = observed.moved - reference.shares @ classes, [_frequencies(reference, classes)]
+            return max(float(law.log_evidence) for law in _laws(observed, reference, rest, parts, [(1.0, 0.4)]))
 
         best = nats(now)
         while picks < min(_FAR_COLUMNS, len(self._free)):
@@ -176,7 +172,8 @@ class Columns:
             slopes = [p @ (self._class_means(each, reference) - classes) / _DIFFERENCE for each in steps]
             jacobian = np.reshape(slopes, (len(free), len(classes.T))).T
             about = (p - reference.shares) @ classes + jacobian @ (now[free] - middle)
-            laws = _laws(observed, reference, observed.moved - p @ classes + about, classes, jacobian, _WIDTHS)
+            parts = [_frequencies(reference, classes), jacobian]
+            laws = _laws(observed, reference, observed.moved - p @ classes + about, parts, _WIDTHS)
             logs, means = map(np.concatenate, zip(*(_cut(law, simplex, frequencies) for law in laws), strict=True))
             mean = special.softmax(logs) @ means
             change = middle + mean[own] - now[free]
@@ -190,9 +187,31 @@ class Columns:
         moves = np.tile(start, (_DRAWS, 1))
         moves[:, free] = middle + np.stack(draws)[:, own]
         true = [(_shares(reference, draw[frequencies]), self._affine(m)) for draw, m in zip(draws, moves, strict=True)]
-        evidence = float(special.logsumexp(logs)) - math.log(logs.size) - 0.5 * len(classes.T) * math.log(2.0 * math.pi)
+        evidence = float(special.logsumexp(logs)) - math.log(logs.size)
         evidence -= picks * math.log(1 + len(free) * len(_FACTORS + _OFFSETS))
         return MovedColumns(evidence, p, self._affine(now), true)
+
+    def of_people(self, observed: Observed, reference: Reference) -> float:
+        """The evidence that records are of other people: the source's, weighed by exp(tilt u) of their columns u."""
+        u = ((self._records - self._place.center) / self._place.spread).double().numpy()
+        order = np.concatenate([self._free, np.setdiff1d(np.arange(u.shape[1]), self._free)])
+        u, tilt = np.clip(u, -_NEAR, _NEAR)[:, order], np.zeros(len(order))
+        rows = clipped(reference.rows * reference.scale, reference.radius) / reference.scale - reference.mean
+        for _ in range(_STEPS):
+            weights = special.softmax(u @ tilt)
+            jacobian, own = (
+                (rows * weights[:, None]).T @ (u - weights @ u),
+                replace(reference, records=1.0 / (weights @ weights)),
+            )
+            rest = observed.moved - weights @ rows + jacobian @ tilt
+            laws = _laws(observed, own, rest, np.split(jacobian, [len(self._free)], axis=1), _TILTS)
+            logs = np.concatenate([law.log_evidence.numpy() for law in laws])
+            mean = special.softmax(logs) @ np.concatenate([law.mean.numpy() for law in laws])
+            change = mean[-len(tilt) :] - tilt
+            tilt += change * min(1.0, _LONGEST / np.abs(change).max(initial=_LONGEST))
+            if np.abs(change).max() < _SETTLED:
+                break
+        return float(special.logsumexp(logs)) - math.log(logs.size)
 
     def _better(self, p: Values, moves: Values, fit: MovedColumns, reference: Reference) -> float:
         """By how many of the records more are right where a fit is undone and another one is true."""
@@ -229,15 +248,19 @@ class Columns:
         return np.stack([offset, gain + 0.0 * offset])
 
 
+def _frequencies(reference: Reference, classes: Values) -> Values:
+    """(d, C) what changes of frequencies do, in roots of the source's, to classes of these means (C, d)."""
+    return np.asarray(((classes - reference.shares @ classes) * np.sqrt(reference.shares)[:, None]).T)
+
+
 def _laws(
-    observed: Observed, reference: Reference, rest: Values, classes: Values, jacobian: Values, widths: Values
+    observed: Observed, reference: Reference, rest: Values, parts: Sequence[Values], widths: Sequence[tuple[float, ...]]
 ) -> list[Normal]:
-    """Of what is left (d,): of noise, frequencies and moves, under each of some widths, for each part of `_LEFT`."""
+    """Of what is left (d,): of noise and parts (d, ...), under each of their widths, for each part of `_LEFT`."""
     by = 1.0 / observed.records + 1.0 / reference.records
-    along, roots = reference.along * math.sqrt(by), np.sqrt(reference.shares)[:, None]
-    frequencies = ((classes - reference.shares @ classes) * roots).T
-    groups = [part.shape[1] for part in (along, frequencies, jacobian)]
-    both = torch.from_numpy(np.concatenate([along, frequencies, jacobian, rest[:, None]], axis=1))
+    every = [reference.along * math.sqrt(by), *parts]
+    groups = [part.shape[1] for part in every]
+    both = torch.from_numpy(np.concatenate([*every, rest[:, None]], axis=1))
     noise, tried = torch.from_numpy(by * reference.own + observed.noise**2), torch.tensor(widths, dtype=torch.float64)
     return [LinearModel(both[:, :-1], both[:, -1], groups, noise=noise + left**2).under(tried) for left in _LEFT]
 

@@ -7,6 +7,7 @@ function of the answers and the public source, so that a conversation can be tak
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -15,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpswd.public_client.normalisation.columns import STILL, Columns, coded, composed
-from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, Observed, log_variances, moved
+from dpswd.public_client.normalisation.columns import STILL, Columns, composed
+from dpswd.public_client.normalisation.inference import BOTH, CHANNELS, FREQUENCIES, Observed, log_variances, moved
 from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values, scales
-from dpswd.public_client.normalisation.verdict import UNDECIDED, LayerMove, Verdict, layer_moves, weighed
+from dpswd.public_client.normalisation.verdict import COLUMNS, UNDECIDED, LayerMove, Verdict, layer_moves, weighed
 from dpswd.public_client.probes.probes import Place, Probed
 from dpswd.shared.core.noise.clipping import RECORD_NORM
 from dpswd.shared.core.noise.feature_map import FeatureMap
@@ -79,10 +80,11 @@ class Conversation:
         columns: Columns | None = None,
     ) -> None:  # fmt: skip
         self._probed, self._vectors, self._labels, self._asked, self._columns = probed, vectors, labels, asked, columns
-        self._tried, self.helps = tried, False
+        self._tried, self.helps, self._nats = tried, False, np.zeros(2)  # by frequencies alone, and by moves
         self._draws: list[Tensor] = []  # of each layer that was asked, (draws, 2, c) offsets and logs that may be true
-        self._generator = torch.Generator().manual_seed(0)
-        self._end = sum(2 * place.channels for place in self._places)  # of layers' statistics; probabilities follow
+        self._places, self._generator = tuple(one.place for one in probed.probes), torch.Generator().manual_seed(0)
+        ends = np.cumsum([0, *(2 * place.channels for place in self._places)]).tolist()
+        self._parts, self._end = list(map(slice, ends, ends[1:])), ends[-1]  # of layers; probabilities follow
         self.verdict: Verdict | None = None
         self.layers: tuple[LayerMove, ...] = ()
 
@@ -101,7 +103,6 @@ class Conversation:
         everything = np.arange(self._vectors.shape[1]) < self._end
         sizes = {place.path: place.channels for place in self._places}
         reference, total, times = self._reference(everything, 0.0), np.zeros(self._vectors.shape[1]), 0
-        codes = np.concatenate([np.tile(coded(self._vectors, place), 2) for place in self._places])
         far, left, table = None, self._asked.first, self._columns if self._places[0].single else None
         while left:
             total, times, left = total + (yield self._map(reference, everything)), times + 1, left - 1
@@ -114,40 +115,35 @@ class Conversation:
                     continue
             if left and (far is not None or not self._asked.groups):
                 continue  # what is paid for is asked
-            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, codes, self._columns, far)
+            self.verdict = weighed(observed, reference, _deviations(self._places), sizes, self._columns, far)
             if self.verdict.clear:
                 break
         if (own := self.verdict) and own.columns is not None and own.frequencies is not None:
             self._move(own.columns.moves)
-            if self._columns and self._columns.are_signals and not (yield from self._is_nearer(own.frequencies)):
+            self._nats = np.array([max(own.evidence[FREQUENCIES], 0.0), own.evidence[COLUMNS]])
+            if not (yield from self._is_nearer()):
                 self.verdict = replace(own, outcome=CHANNELS, columns=None, frequencies=None)
         return left
 
-    def _is_nearer(self, frequencies: Values | None = None) -> Generator[FeatureMap, Values, bool]:
-        """Whether the probes lead to classes and confidence nearer to the source's than still ones; else these remain.
+    def _is_nearer(self) -> Generator[FeatureMap, Values, bool]:
+        """Whether the probes lead to confidence and classes nearer to the source's than still ones; else these remain.
 
-        By errors that either tells of: classes that are named too often, and confidence that is lost (Guillory et al.
-        2021, ICCV); classes are as frequent (C,) as in the source, or as is said where that is nearer.
+        Lost confidence tells of errors (Guillory et al. 2021, ICCV); so do classes, but where they may well be rarer.
         """
         if not self._asked.back:
             return True
-        kinds, own = np.unique(self._labels, return_counts=True), self._vectors[:, self._end :]
-        shares = [kinds[1] / len(own), *([] if frequencies is None else [frequencies])]
-        there = shares @ np.stack([own[self._labels == kind].mean(axis=0) for kind in kinds[0]])  # (1 or 2, C + 1)
         scale = np.where(np.arange(self._vectors.shape[1]) < self._end, _OFF, RECORD_NORM / math.sqrt(2.0))
-        moved, errors = [], list[float]()
+        moved, errors = copy.deepcopy(self._probed.state_dict()), list[float]()
+        unexplained = max(1.0 - self._nats[0] / max(self._nats[1], _LEAST), 0.0)
         for still in (False, True):
             for probe in self._probed.probes if still else ():
-                moved.append((probe.moved.gain.clone(), probe.moved.bias.clone()))
                 probe.move(torch.zeros(1), torch.ones(1))
             answer = yield FeatureMap(torch.zeros(len(scale)), torch.from_numpy(scale).float())
-            away = answer[self._end :] / scale[-1] / self._asked.records - there
-            errors.append(min(0.5 * np.abs(away[:, :-1]).sum(axis=1) + np.maximum(-away[:, -1], 0.0)))
-        if nearer := errors[0] < errors[1]:
-            for probe, (gain, bias) in zip(self._probed.probes, moved, strict=True):
-                probe.moved.gain.data.copy_(gain)
-                probe.moved.bias.data.copy_(bias)
-        return bool(nearer)
+            away = (answer / scale / self._asked.records - self._vectors.mean(axis=0))[self._end :]
+            errors.append(0.5 * unexplained**2 * np.abs(away[:-1]).sum() + max(-away[-1], 0.0))
+        if errors[0] < errors[1]:
+            self._probed.load_state_dict(moved)
+        return bool(errors[0] < errors[1])
 
     def _move(self, columns: Values) -> None:
         self._probed.probes[0].move(*torch.from_numpy(columns).float())
@@ -170,12 +166,12 @@ class Conversation:
         if self.verdict is None:
             return self._asked.moves or (0.0,) * len(self._places)
         move = self.verdict.move * scales(self._vectors[:, : self._end])
-        return tuple(float(np.linalg.norm(move[own])) for own in self._own_parts())
+        return tuple(float(np.linalg.norm(move[own])) for own in self._parts)
 
     def _by_layer(self, spare: int) -> Generator[FeatureMap, Values, None]:
         """Each layer, again near the clip if one is spare. Without a first pass frequencies may be others, too."""
         before = {CHANNELS: 0.0, BOTH: 0.0} if self.verdict is None else self.verdict.evidence
-        parts, moves = self._own_parts(), self.moves
+        parts, moves = self._parts, self.moves
         for group in np.array_split(np.arange(self._probed.layers), self._asked.groups):
             chosen = np.zeros(self._vectors.shape[1], dtype=bool)
             chosen[parts[group[0]].start : parts[group[-1]].stop] = True
@@ -188,12 +184,13 @@ class Conversation:
                 reference = self._reference(chosen, distance)
                 answer = yield self._map(reference, chosen, move)
                 observed = self._observed(answer, reference, chosen)
-                shift, doubt = moved(observed, reference, deviations, before)
+                shift, doubt, nats = moved(observed, reference, deviations, before)
                 undone = reference.undone(shift, observed.noise, observed.records)
                 move = move + undone
                 if not spare or np.linalg.norm(shift * reference.scale) < _FAR * reference.radius:
                     break
                 spare, distance = spare - 1, float(np.linalg.norm(undone * reference.scale))
+            self._nats += nats
             self.layers += layer_moves(move, {place.path: place.channels for place in places})
             for layer in group:
                 own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)
@@ -213,15 +210,6 @@ class Conversation:
             after, before = ((each.argmax(dim=1) == classes).double().mean() for each in scores)
             gains.append(float(after - before))
         return float(np.mean(gains)) > _SURE * float(np.std(gains, ddof=1)) / math.sqrt(DRAWS)
-
-    @property
-    def _places(self) -> tuple[Place, ...]:
-        return tuple(probe.place for probe in self._probed.probes)
-
-    def _own_parts(self) -> list[slice]:
-        """Of each layer in the statistics."""
-        ends = np.cumsum([2 * place.channels for place in self._places])
-        return [slice(int(end) - 2 * place.channels, int(end)) for end, place in zip(ends, self._places, strict=True)]
 
     def _reference(self, chosen: Mask, distance: float) -> Reference:
         return Reference.of(self._vectors[:, chosen], self._labels, distance=distance)

@@ -76,10 +76,11 @@ def explained(observed: Observed, reference: Reference, deviations: Values) -> d
 
 def moved(
     observed: Observed, reference: Reference, deviations: Values, before: Mapping[str, float]
-) -> tuple[Values, Values]:
+) -> tuple[Values, Values, Values]:
     """(d,) how far channels have moved and the deviation of that, over all explanations and that they are still.
 
-    Deviations are as of `explained`; before are nats that other releases tell of each explanation.
+    Deviations are as of `explained`; before are nats that other releases tell of each explanation. And nats (2,) by
+    which frequencies alone explain this one, and channels.
     """
     explanations, none = explained(observed, reference, deviations), 0.0 * observed.moved
     still = {CHANNELS: AS_IT_IS, BOTH: FREQUENCIES}  # these channels, where others have moved
@@ -89,7 +90,8 @@ def moved(
         for name, other in still.items()
     ]
     law = _averaged(each)
-    return law.move, np.sqrt(law.variance)
+    nats = [explanations[name].evidence - explanations[AS_IT_IS].evidence for name in (FREQUENCIES, CHANNELS)]
+    return law.move, np.sqrt(law.variance), np.maximum(nats, 0.0)
 
 
 def log_variances(variances: Values, doubt: Values) -> tuple[Values, Values]:
@@ -179,8 +181,11 @@ class _Likelihood:
         directions, y, noise = (torch.from_numpy(each) for each in (self._directions, self._y, diagonal))
         model = LinearModel(directions, y, (rank, len(self._shares)), noise=noise)
         law = model.under(torch.tensor([(math.sqrt(self._by + r**2), w) for w in frequencies], dtype=torch.float64))
-        evidence = law.log_evidence.numpy() - 0.5 * len(y) * math.log(2.0 * math.pi)
-        coefficients, after = law.mean.numpy(), np.tile(self._shares, (len(frequencies), 1))
+        evidence, coefficients, after = (
+            law.log_evidence.numpy(),
+            law.mean.numpy(),
+            np.tile(self._shares, (len(frequencies), 1)),
+        )
         if (other := np.flatnonzero(frequencies)).size:
             cut = slice(rank, None), [w for w in frequencies if w]
             more, coefficients[other] = self._simplex.cut(coefficients[other], law.covariance.numpy()[other], *cut)

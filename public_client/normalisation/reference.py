@@ -117,9 +117,7 @@ def clipped(rows: Values, radius: float) -> Values:
 
 def _directions(rows: Values, rank: int) -> Values:
     """(d, rank): the first principal components times their deviations, by the smaller of the two Gram matrices."""
-    m, d = rows.shape
-    if d <= m:
-        variances, axes = np.linalg.eigh(rows.T @ rows / m)
-        return np.asarray(axes[:, -rank:] * np.sqrt(np.maximum(variances[-rank:], 0.0)))
-    variances, places = np.linalg.eigh(rows @ rows.T / m)
-    return np.asarray(rows.T @ places[:, -rank:] / np.sqrt(m))
+    m, wide = len(rows), rows.shape[1] > len(rows)
+    variances, axes = np.linalg.eigh((rows @ rows.T if wide else rows.T @ rows) / m)
+    axes = axes[:, -rank:]
+    return np.asarray(rows.T @ axes / np.sqrt(m) if wide else axes * np.sqrt(np.maximum(variances[-rank:], 0.0)))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-from dpswd.public_client.normalisation import inference
 from dpswd.public_client.normalisation.columns import Columns, MovedColumns, composed
 from dpswd.public_client.normalisation.inference import AS_IT_IS, BOTH, CHANNELS, FREQUENCIES, Observed, explained
-from dpswd.public_client.normalisation.reference import Labels, Mask, Reference, Values
+from dpswd.public_client.normalisation.reference import Labels, Reference, Values
 
 LEAST_LEAD = 3.0
 """Nats by which an explanation must lead its rivals to be named: odds of twenty to one."""
 CLEAR = 30.0  # nats over explanations without moved channels that end the asking of all layers
-_UNREAD, _AMONG_CODES = 1e6, 10.0  # noise on what is not looked at; nats, where a table tells of people as well
 UNDECIDED, COLUMNS, PEOPLE = "undecided", "columns moved", "other people"
 
 
@@ -34,7 +32,7 @@ class Verdict:
     """What one release of all layers' statistics says.
 
     Attributes:
-        outcome: an explanation, `COLUMNS`, `UNDECIDED`, or `PEOPLE`: columns of codes moved, as by no instrument.
+        outcome: an explanation, `COLUMNS`, `UNDECIDED`, or `PEOPLE`: others come, which explains as much as any.
         evidence: nats of each explanation over "as it is".
         frequencies: (C,) of the classes, where they alone explain the release, or with columns that are put back.
         kinds: (C,) those classes' numbers.
@@ -64,13 +62,6 @@ class Verdict:
         """Whether it pays to ask layer by layer."""
         return self.outcome in (CHANNELS, BOTH)
 
-    def behind(self, far: Values) -> Verdict:
-        """The same of records whose columns were put back by these offsets and gains (2, c) before."""
-        own = self.columns if self.columns is not None and self.frequencies is not None else None
-        moves = far if own is None else composed(far, own.moves)
-        p = self.before if self.frequencies is None else self.frequencies
-        return replace(self, outcome=COLUMNS, frequencies=p, columns=MovedColumns(0.0, p, moves, []))
-
     def __str__(self) -> str:
         """One plain sentence."""
         if self.outcome == AS_IT_IS:
@@ -78,7 +69,7 @@ class Verdict:
         if self.outcome == UNDECIDED:
             return "something may have changed, and the release does not tell what: more records or epsilon may tell"
         if self.outcome == PEOPLE:
-            return "columns of few values have other shares than in the source, whatever the classes' are"
+            return "people who come are others than in the source, which explains as much as anything"
         if self.columns is not None:
             done = "they are put back" if self.frequencies is not None else "to put them back is not expected to help"
             return f"its columns lie elsewhere ({self.columns.said()}), and classes may be rarer; {done}"
@@ -96,7 +87,7 @@ def moves_in_words(layers: tuple[LayerMove, ...]) -> str:
 
 
 def weighed(
-    observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int], coded: Mask,
+    observed: Observed, reference: Reference, deviations: Values, sizes: Mapping[str, int],
     columns: Columns | None = None, far: Values | None = None,
 ) -> Verdict:  # fmt: skip
     """The verdict of a release of all layers.
@@ -106,44 +97,39 @@ def weighed(
         reference: the source's moments.
         deviations: (d,) 1 for deviations, 0 for means.
         sizes: channels of each layer, in the order of the statistics.
-        coded: (d,) statistics of columns of codes; what moves them are not instruments but other people.
         columns: of the records, where they can be moved for themselves.
         far: (2, c) offsets and gains by which they were put back before: then columns have moved, beyond doubt.
     """
-    over, outcome = _leading(explanations := explained(observed, reference, deviations))
-    moved = None
-    if coded.any() and outcome not in (AS_IT_IS, FREQUENCIES):
-        alone = replace(observed, noise=np.where(coded, observed.noise, _UNREAD))
-        if _leading(explained(alone, reference, deviations))[1] in (CHANNELS, BOTH):
-            outcome = PEOPLE
-    nats = np.array(list(over.values()))
+    explanations, moved, frequencies = explained(observed, reference, deviations), None, None
+    over = {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
+    nats, outcome = np.array(list(over.values())), UNDECIDED
+    if nats.max() <= 0.0:
+        outcome = AS_IT_IS
+    elif over[FREQUENCIES] >= max(over[CHANNELS] + LEAST_LEAD, over[BOTH], LEAST_LEAD):
+        outcome = FREQUENCIES
+    elif max(over[CHANNELS], over[BOTH]) >= max(over[FREQUENCIES], 0.0) + LEAST_LEAD:
+        outcome = BOTH if over[BOTH] >= over[CHANNELS] + LEAST_LEAD else CHANNELS
     move = special.softmax(nats) @ np.stack([one.move for one in explanations.values()])
     move = reference.undone(move, observed.noise, observed.records)
     sure = np.maximum(explanations[FREQUENCIES].frequencies, 1e-4)
-    frequencies = sure / sure.sum() if outcome == FREQUENCIES else None
-    if columns is not None and outcome not in (AS_IT_IS, FREQUENCIES, PEOPLE):
+    if outcome == FREQUENCIES:
+        frequencies = sure / sure.sum()
+    elif columns is not None and outcome != AS_IT_IS:
         moved = columns.explained(observed, reference, sure / sure.sum())
         over[COLUMNS] = moved.evidence - explanations[AS_IT_IS].evidence
-        lead = max(nats.max(), 0.0) + (_AMONG_CODES if coded.any() else LEAST_LEAD)
-        if over[COLUMNS] >= (lead if far is None else max(over[FREQUENCIES], 0.0)):
+        if over[COLUMNS] >= (max(nats.max(), 0.0) + LEAST_LEAD if far is None else max(over[FREQUENCIES], 0.0)):
             outcome, frequencies = COLUMNS, moved.frequencies if moved.better > 0.0 or far is not None else None
         else:
             moved = None
-    made = Verdict(outcome, over, frequencies, reference.kinds, reference.shares, move, layer_moves(move, sizes), moved)
-    return made if far is None else made.behind(far)
-
-
-def _leading(explanations: Mapping[str, inference.Explanation]) -> tuple[dict[str, float], str]:
-    """Nats of each explanation over "as it is", and the outcome by them."""
-    over = {name: one.evidence - explanations[AS_IT_IS].evidence for name, one in explanations.items()}
-    moved = max(over[CHANNELS], over[BOTH])
-    if max(moved, over[FREQUENCIES]) < 0.0:
-        return over, AS_IT_IS
-    if over[FREQUENCIES] >= max(over[CHANNELS] + LEAST_LEAD, over[BOTH], LEAST_LEAD):
-        return over, FREQUENCIES
-    if moved >= max(over[FREQUENCIES], 0.0) + LEAST_LEAD:
-        return over, BOTH if over[BOTH] >= over[CHANNELS] + LEAST_LEAD else CHANNELS
-    return over, UNDECIDED
+    if far is None and columns is not None and not columns.are_signals and outcome != AS_IT_IS:
+        over[PEOPLE] = columns.of_people(observed, reference) - explanations[AS_IT_IS].evidence
+        if over.get(outcome, nats.max()) < over[PEOPLE] + LEAST_LEAD:
+            outcome, frequencies = PEOPLE if over[PEOPLE] >= LEAST_LEAD else UNDECIDED, None
+    if far is not None:
+        moves = far if moved is None or frequencies is None else composed(far, moved.moves)
+        outcome, frequencies = COLUMNS, reference.shares if frequencies is None else frequencies
+        moved = MovedColumns(0.0, frequencies, moves, [])
+    return Verdict(outcome, over, frequencies, reference.kinds, reference.shares, move, layer_moves(move, sizes), moved)
 
 
 def layer_moves(move: Values, sizes: Mapping[str, int]) -> tuple[LayerMove, ...]:

@@ -268,11 +268,11 @@ def _of_values(path: str, values: Tensor, *, last: bool) -> Place:
 
 
 def _reads_sequences(model: nn.Module, records: Tensor) -> bool:
-    """Whether the last side are the channels: of the first layer's width, or read by attention or recurrence."""
+    """Whether the last side are the channels: of the first layer's width, else the shorter, or read by attention."""
     first, last = records.shape[1:]
-    widths = [getattr(part, name, 0) for part in model.modules() for name in _WIDTHS]
-    if first != last and (those := [width for width in widths if width in (first, last)]):
-        return bool(those[0] == last)
+    if first != last:
+        widths = (getattr(part, name, 0) for part in model.modules() for name in _WIDTHS)
+        return bool(next((width for width in widths if width in (first, last)), min(first, last)) == last)
     return not any(isinstance(part, (nn.Conv1d, nn.BatchNorm1d)) for part in model.modules())
 
 

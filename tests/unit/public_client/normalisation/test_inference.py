@@ -42,7 +42,7 @@ def _observed(records, rng, *, noise=0.01):
 
 
 def _verdict(observed):
-    return weighed(observed, REFERENCE, DEVIATIONS, CHANNELS_OF, np.zeros(D, dtype=bool))
+    return weighed(observed, REFERENCE, DEVIATIONS, CHANNELS_OF)
 
 
 def _dense(observed, t, k, r, w):
@@ -60,6 +60,7 @@ def _dense(observed, t, k, r, w):
     before = w**2 * (np.eye(CLASSES) - np.outer(roots, roots))
     covariance = by * along + np.diag(observed.noise**2) + moves + w**2 * classes @ classes.T
     evidence = stats.multivariate_normal(np.zeros(D), covariance).logpdf(observed.moved)
+    evidence += 0.5 * D * math.log(2.0 * math.pi)  # explanations leave out what they share
     gain = before @ classes.T @ np.linalg.inv(covariance)
     return (
         evidence,
@@ -154,7 +155,7 @@ def test_planted_moves_are_estimated_within_noise(size):
     observed = _observed(records + move, rng)
     verdict = _verdict(observed)
     assert verdict.outcome in (CHANNELS, BOTH)
-    estimate, doubt = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    estimate, doubt, _ = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
     covariance = REFERENCE.along @ REFERENCE.along.T + np.diag(REFERENCE.own)
     chance = math.sqrt(np.trace(covariance) * (1 / 2000 + 1 / 8000) + D * 0.01**2)
     clip = np.linalg.norm(
@@ -184,8 +185,8 @@ def test_frequencies_are_no_move_of_channels_where_both_have_changed():
     observed = _observed(_records(4000, shares, rng)[0] + move, rng, noise=0.003)
     verdict = _verdict(observed)
     assert verdict.channels
-    without, _ = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
-    beside, _ = inference.moved(observed, REFERENCE, DEVIATIONS, verdict.evidence)
+    without, _, _ = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    beside, _, _ = inference.moved(observed, REFERENCE, DEVIATIONS, verdict.evidence)
     assert np.linalg.norm(beside - move) < 0.7 * np.linalg.norm(without - move)
 
 
@@ -203,7 +204,7 @@ def test_a_release_that_is_mostly_noise_decides_nothing_and_hardly_moves():
 def test_weak_layers_are_hardly_moved():
     rng = np.random.default_rng(11)
     observed = _observed(_records(500, EVEN, rng)[0], rng, noise=1.0)
-    move, doubt = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
+    move, doubt, _ = inference.moved(observed, REFERENCE, DEVIATIONS, {CHANNELS: 0.0})
     assert np.linalg.norm(move) < 0.2 * np.linalg.norm(observed.moved)
     assert np.all(doubt > 0.0)
 

@@ -151,6 +151,17 @@ class _Turned(nn.Module):
         return self.scores(x.mean(dim=1))
 
 
+class _Planes(nn.Module):
+    """A network that reads a sequence as one plane, as EEGNet does: no layer is as wide as either side."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.scores = nn.Conv2d(1, 8, (1, 3)), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.scores(self.read(x.unsqueeze(1)).mean(dim=(2, 3)))
+
+
 @pytest.mark.parametrize(
     ("network", "shape", "last"),
     [
@@ -159,9 +170,13 @@ class _Turned(nn.Module):
         (_Turned(nn.GRU(3, 6, batch_first=True)), (3, 20), False),
         (_batch_norms(1), (2, 12), False),
         (_Recurrent(), (7, 3), True),
+        (_Planes(), (4, 20), False),
+        (_Planes(), (20, 4), True),
     ],
 )
-def test_the_channels_of_a_sequence_are_the_side_that_the_first_layer_is_as_wide_as(network, shape, last):
+def test_the_channels_of_a_sequence_are_the_side_that_the_first_layer_is_as_wide_as_or_the_shorter(
+    network, shape, last
+):
     first = find_places(network.eval(), torch.randn(32, *shape))[0]
     assert (first.path, first.last, first.channels) == (INPUT, last, shape[1] if last else shape[0])
 
