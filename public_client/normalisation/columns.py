@@ -71,11 +71,11 @@ class MovedColumns:
         """The columns that moved furthest, by name where there are names."""
         offset, gain = self.moves
         if len(gain) > MOST[2] and np.ptp(gain) == 0.0:
-            return f"all of them by {offset.mean():+.1f} deviations and times {gain[0]:.2g}"
+            return f"all of them by {offset.mean().round(1) + 0.0:+.1f} deviations and times {gain[0]:.2g}"
         sizes = np.stack([np.abs(offset), np.where(gain > 0.0, np.abs(np.log(np.abs(gain))), math.inf)])
         said = [k for k in np.argsort(-sizes.sum(axis=0)) if sizes[:, k].max() > LEAST_SAID][:_MOST_SAID]
         of = [names[k] if names else f"column {k}, counted from 0," for k in said]
-        by = [f"by {offset[k]:+.1f} deviations and times {gain[k]:.2g}" for k in said]
+        by = [f"by {offset[k].round(1) + 0.0:+.1f} deviations and times {gain[k]:.2g}" for k in said]
         return "; ".join(map(" ".join, zip(of, by, strict=True))) or "none by much"
 
 

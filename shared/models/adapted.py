@@ -57,12 +57,12 @@ class AdaptedModel:
         """Number of scores for each record."""
         return self.classifier.graph.feature_dimension
 
-    def scores(self, records: Tensor) -> Tensor:
-        """(n, ...) float32 records to (n, classes)."""
-        return self.classifier.features(self.extractor.features(records))
+    def scores(self, records: Any) -> Tensor:
+        """(n, ...) float32 records, a tensor or an array, to (n, classes)."""
+        return self.classifier.features(self.extractor.features(torch.as_tensor(records)))
 
-    def predict(self, records: Tensor) -> Tensor:
-        """(n, ...) float32 records to classes (n,)."""
+    def predict(self, records: Any) -> Tensor:
+        """(n, ...) float32 records, a tensor or an array, to classes (n,)."""
         return self.scores(records).argmax(dim=1)
 
     def composed(self) -> tuple[ExtractorGraph, dict[str, Tensor]]:

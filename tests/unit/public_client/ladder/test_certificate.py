@@ -300,4 +300,6 @@ def test_lines_that_a_crash_cut_short_are_left_out(delivered):
 def test_a_model_file_has_one_spelling(delivered):
     data = (delivered / FILES[0]).read_bytes()
     assert in_one_spelling(data) == data
-    assert load_adapted(delivered / FILES[0], device="cpu").classes == CLASSES
+    model = load_adapted(delivered / FILES[0], device="cpu")
+    assert model.classes == CLASSES
+    assert model.predict(np.zeros((2, *model.record_shape), dtype=np.float32)).shape == (2,)
