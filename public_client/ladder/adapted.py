@@ -202,7 +202,8 @@ class Adapted:
         if self.changed:
             return f"Your model was changed for {where}: {'; '.join(a.plain for a in self.answers if a.changed)}"
         if self.outcome == UNEXPLAINED:
-            return f"Your model is kept for {where}, and may be worse there: {words.UNEXPLAINED}"
+            seen = [answer.plain for answer in self.answers if answer.outcome in (SEEN, UNEXPLAINED)]
+            return f"Your model is kept for {where}, and may be worse there: {seen[-1]}; {words.UNEXPLAINED}"
         if self.comparison is not None:
             return f"Your model is kept for {where}: a changed one is no better on the hospital's labels"
         return f"Your model is kept for {where}: {self.answers[-1].plain if self.answers else self.ended}"

@@ -12,9 +12,8 @@ from dpswd.public_client.normalisation.verdict import PEOPLE, UNDECIDED, Verdict
 from dpswd.public_client.probes.probes import INPUT, Place
 
 UNEXPLAINED = (
-    "something has changed that nothing known explains, and no loss of accuracy can be excluded; "
-    "labels there would tell (its operator may add some of your model's classes), or bring a source that is nearer to "
-    "its records"
+    "no loss of accuracy can be excluded; labels there would tell (its operator may add some of your model's classes), "
+    "or bring a source that is nearer to its records"
 )
 
 
