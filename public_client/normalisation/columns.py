@@ -199,12 +199,12 @@ class Columns:
         rows = clipped(reference.rows * reference.scale, reference.radius) / reference.scale - reference.mean
         for _ in range(_STEPS):
             weights = special.softmax(u @ tilt)
-            jacobian, own = (
-                (rows * weights[:, None]).T @ (u - weights @ u),
-                replace(reference, records=1.0 / (weights @ weights)),
+            jacobian = (rows * weights[:, None]).T @ (u - weights @ u)
+            rest, parts = (
+                observed.moved - weights @ rows + jacobian @ tilt,
+                np.split(jacobian, [len(self._free)], axis=1),
             )
-            rest = observed.moved - weights @ rows + jacobian @ tilt
-            laws = _laws(observed, own, rest, np.split(jacobian, [len(self._free)], axis=1), _TILTS)
+            laws = _laws(observed, reference, rest, parts, _TILTS)
             logs = np.concatenate([law.log_evidence.numpy() for law in laws])
             mean = special.softmax(logs) @ np.concatenate([law.mean.numpy() for law in laws])
             change = mean[-len(tilt) :] - tilt
