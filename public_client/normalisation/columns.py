@@ -191,8 +191,12 @@ class Columns:
         evidence -= picks * math.log(1 + len(free) * len(_FACTORS + _OFFSETS))
         return MovedColumns(evidence, p, self._affine(now), true)
 
-    def of_people(self, observed: Observed, reference: Reference) -> float:
-        """The evidence that records are of other people: the source's, weighed by exp(tilt u) of their columns u."""
+    def weigh_people(self, observed: Observed, reference: Reference) -> float:
+        """The evidence, in nats, that who comes was chosen by columns u (m, c): records weigh exp(u tilt).
+
+        That is a covariate shift (Shimodaira 2000, Journal of Statistical Planning and Inference 90): what a class is
+        given its columns stays, and the best model is the team's. The tilt's prior has a width for codes of its own.
+        """
         u = ((self._records - self._place.center) / self._place.spread).double().numpy()
         order = np.concatenate([self._free, np.setdiff1d(np.arange(u.shape[1]), self._free)])
         u, tilt = np.clip(u, -_NEAR, _NEAR)[:, order], np.zeros(len(order))
@@ -200,11 +204,8 @@ class Columns:
         for _ in range(_STEPS):
             weights = special.softmax(u @ tilt)
             jacobian = (rows * weights[:, None]).T @ (u - weights @ u)
-            rest, parts = (
-                observed.moved - weights @ rows + jacobian @ tilt,
-                np.split(jacobian, [len(self._free)], axis=1),
-            )
-            laws = _laws(observed, reference, rest, parts, _TILTS)
+            rest = observed.moved - weights @ rows + jacobian @ tilt
+            laws = _laws(observed, reference, rest, np.split(jacobian, [len(self._free)], axis=1), _TILTS)
             logs = np.concatenate([law.log_evidence.numpy() for law in laws])
             mean = special.softmax(logs) @ np.concatenate([law.mean.numpy() for law in laws])
             change = mean[-len(tilt) :] - tilt

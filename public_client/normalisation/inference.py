@@ -181,11 +181,8 @@ class _Likelihood:
         directions, y, noise = (torch.from_numpy(each) for each in (self._directions, self._y, diagonal))
         model = LinearModel(directions, y, (rank, len(self._shares)), noise=noise)
         law = model.under(torch.tensor([(math.sqrt(self._by + r**2), w) for w in frequencies], dtype=torch.float64))
-        evidence, coefficients, after = (
-            law.log_evidence.numpy(),
-            law.mean.numpy(),
-            np.tile(self._shares, (len(frequencies), 1)),
-        )
+        evidence = law.log_evidence.numpy()
+        coefficients, after = law.mean.numpy(), np.tile(self._shares, (len(frequencies), 1))
         if (other := np.flatnonzero(frequencies)).size:
             cut = slice(rank, None), [w for w in frequencies if w]
             more, coefficients[other] = self._simplex.cut(coefficients[other], law.covariance.numpy()[other], *cut)

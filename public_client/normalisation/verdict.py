@@ -122,7 +122,7 @@ def weighed(
         else:
             moved = None
     if far is None and columns is not None and not columns.are_signals and outcome != AS_IT_IS:
-        over[PEOPLE] = columns.of_people(observed, reference) - explanations[AS_IT_IS].evidence
+        over[PEOPLE] = columns.weigh_people(observed, reference) - explanations[AS_IT_IS].evidence
         if over.get(outcome, nats.max()) < over[PEOPLE] + LEAST_LEAD:
             outcome, frequencies = PEOPLE if over[PEOPLE] >= LEAST_LEAD else UNDECIDED, None
     if far is not None:
