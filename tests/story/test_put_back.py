@@ -15,6 +15,7 @@ from declarations import quantiles
 from made_home import made_home
 from postgres_proxy import Network
 from postgres_server import DATABASE, ROLE, NoServer, PostgresServer
+from psycopg.errors import DeadlockDetected
 from raw_client import RawClient
 from serving_here import serving
 from torch import nn
@@ -95,9 +96,18 @@ def dumped(server, file):
 
 
 def put_back(server, file):
-    with server.administer() as administrator:
-        administrator.execute("DROP SCHEMA dpswd CASCADE")
+    until(lambda: dropped(server))
     server.run("psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", str(file))
+
+
+def dropped(server):
+    """Whether nobody who read the ledger just then stood in the way, as a database's administrator would try again."""
+    try:
+        with server.administer() as administrator:
+            administrator.execute("DROP SCHEMA dpswd CASCADE")
+    except DeadlockDetected:
+        return False
+    return True
 
 
 def until(condition):
