@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import signal
 import socket
@@ -357,20 +356,15 @@ def test_many_steps_take_no_more_memory_than_few(pool):
 )
 @pytest.mark.usefixtures("true_starts")  # of some hundred forked workers one kept none
 def test_a_step_keeps_its_memory_for_its_like_and_leaves_none_to_others():
-    """Without being told, glibc gives the memory back after each part of the sample: some 9,000 faults a step."""
+    """Without being told, glibc gives the memory back after each part of the sample: 1 to 3 MiB are left to return."""
     with contextlib.closing(WorkerPool(settings(), workers=1)) as pool:
         large, records = source(wide(), (1, 64, 64), key="large"), np.ones((100, 1, 64, 64), np.float32)
-        evaluate(pool, large, records=records)
-        pid, faults = pool.pids[0], [math.inf]
-        while min(faults) >= 1000 and len(faults) < 40:  # a kernel that is short of memory takes it from others too
-            before = page_faults(pid)
+        for _ in range(3):
             evaluate(pool, large, records=records)
-            faults.append(page_faults(pid) - before)
-        assert min(faults) < 1000, faults
-        held = resident(pid)
+        pid, held = pool.pids[0], resident(pool.pids[0])
         evaluate(pool, source(small()))
         assert pool.pids[0] == pid
-        assert held - resident(pid) > 4 * MEBIBYTE
+        assert held - resident(pid) > 8 * MEBIBYTE  # 26 to 50, told
 
 
 def test_what_is_done_meanwhile_is_done_once_while_the_worker_computes(pool):
@@ -414,10 +408,6 @@ def wide() -> nn.Module:
 def process_times(pid: int) -> list[str]:
     """What /proc says of a process behind its name: proc(5), fields 3 and following."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def page_faults(pid: int) -> int:
-    return int(process_times(pid)[7])
 
 
 def processor_ticks(pid: int) -> int:
