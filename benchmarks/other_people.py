@@ -9,7 +9,8 @@ trees; a hospital has 2,000 of the others, each as likely as exp of one standard
 "younger": numbers), or six times as likely with one flag ("flagged"): labels follow from columns as before, and the
 best model is the team's. Or positives are 3 times as frequent, or 0.3 times. The rule was made with the first two
 numbers and the first flag of each table at other seeds, by a network and a logistic regression; here are the last two
-numbers and the second and third flag. Takes no seeds: what varies are tables, columns and models.
+numbers, of which the stroke trial shares one and readmissions both, and the second and third flag. Takes no seeds: what
+varies are tables, columns and models.
 """
 
 from __future__ import annotations
@@ -39,10 +40,7 @@ from dpswd import Hospital, MockCurator, adapt, as_module, mock_description
 RESULTS = Path(__file__).parent / "results" / "other_people.json"
 FILES = {"stroke": "stroke_trial", "thyroid": "thyroid", "adult": "adult", "readmission": "readmission"}
 MODELS = ("logistic regression", "network", "boosted trees")
-PEOPLE = tuple(
-    f"{how} {place}"
-    for how, place in (*itertools.product(("older", "younger"), (1, 2)), *[("flagged", 1), ("flagged", 2)])
-)
+PEOPLE = ("older 1", "older 2", "younger 1", "younger 2", "flagged 1", "flagged 2")
 SHIFTS = ("none", *PEOPLE, "frequent", "rare")
 SOURCE, RECORDS, EPSILONS, DELTA, SEED = 8000, 2000, (1.0, 0.3), 1e-5, 21
 LOST = 0.005  # of log-loss, above the team's own, that is counted
@@ -71,12 +69,12 @@ def chances(values: Values, labels: Labels, shift: str) -> npt.NDArray[np.float6
     if how in ("none", "frequent", "rare"):
         return np.where(labels == 1, {"none": 1.0, "frequent": 3.0, "rare": 0.3}[how], 1.0)
     kinds = [np.unique(column) for column in values.T]
-    high = [
+    flags = [
         k for k, kind in enumerate(kinds) if len(kind) == 2 and _RARE < (values[:, k] == kind[1]).mean() < 1.0 - _RARE
     ]
     numbers = [k for k, kind in enumerate(kinds) if len(kind) > _NUMBER]
     if how == "flagged":
-        column = values[:, high[int(place) % len(high)]]
+        column = values[:, flags[int(place) % len(flags)]]
         return np.where(column == column.max(), 6.0, 1.0)
     sign = 1.0 if how == "older" else -1.0
     return np.exp(sign * np.clip(values[:, numbers[-int(place)]], -_REACH, _REACH).astype(np.float64))

@@ -80,7 +80,7 @@ class Conversation:
         columns: Columns | None = None,
     ) -> None:  # fmt: skip
         self._probed, self._vectors, self._labels, self._asked, self._columns = probed, vectors, labels, asked, columns
-        self._tried, self.helps, self._nats = tried, False, np.zeros(2)  # by frequencies alone, and by moves
+        self._tried, self.helps = tried, False
         self._draws: list[Tensor] = []  # of each layer that was asked, (draws, 2, c) offsets and logs that may be true
         self._places, self._generator = tuple(one.place for one in probed.probes), torch.Generator().manual_seed(0)
         ends = np.cumsum([0, *(2 * place.channels for place in self._places)]).tolist()
@@ -95,8 +95,8 @@ class Conversation:
         """
         spare = self._asked.spare + ((yield from self._of_all()) if self._asked.first else 0)
         if self._asked.groups and (self.verdict is None or self.verdict.outcome in (CHANNELS, BOTH, UNDECIDED)):
-            yield from self._by_layer(spare)
-            self.helps = self._expected_to_help() and (yield from self._is_nearer())
+            nats = yield from self._by_layer(spare)
+            self.helps = self._expected_to_help() and (yield from self._is_nearer(*nats))
 
     def _of_all(self) -> Generator[FeatureMap, Values, int]:
         """The same question until it is clear what has happened; how many questions that leaves over."""
@@ -120,21 +120,20 @@ class Conversation:
                 break
         if (own := self.verdict) and own.columns is not None and own.frequencies is not None:
             self._move(own.columns.moves)
-            self._nats = np.array([max(own.evidence[FREQUENCIES], 0.0), own.evidence[COLUMNS]])
-            if not (yield from self._is_nearer()):
+            if not (yield from self._is_nearer(max(own.evidence[FREQUENCIES], 0.0), own.evidence[COLUMNS])):
                 self.verdict = replace(own, outcome=CHANNELS, columns=None, frequencies=None)
         return left
 
-    def _is_nearer(self) -> Generator[FeatureMap, Values, bool]:
+    def _is_nearer(self, by_frequencies: float, by_moves: float) -> Generator[FeatureMap, Values, bool]:
         """Whether the probes lead to confidence and classes nearer to the source's than still ones; else these remain.
 
-        Lost confidence tells of errors (Guillory et al. 2021, ICCV); so do classes, but where they may well be rarer.
+        Lost confidence tells of errors (Guillory et al. 2021, ICCV); so do classes, by the nats left to moves alone.
         """
         if not self._asked.back:
             return True
         scale = np.where(np.arange(self._vectors.shape[1]) < self._end, _OFF, RECORD_NORM / math.sqrt(2.0))
         moved, errors = copy.deepcopy(self._probed.state_dict()), list[float]()
-        unexplained = max(1.0 - self._nats[0] / max(self._nats[1], _LEAST), 0.0)
+        unexplained = max(1.0 - by_frequencies / max(by_moves, _LEAST), 0.0)
         for still in (False, True):
             for probe in self._probed.probes if still else ():
                 probe.move(torch.zeros(1), torch.ones(1))
@@ -168,10 +167,10 @@ class Conversation:
         move = self.verdict.move * scales(self._vectors[:, : self._end])
         return tuple(float(np.linalg.norm(move[own])) for own in self._parts)
 
-    def _by_layer(self, spare: int) -> Generator[FeatureMap, Values, None]:
-        """Each layer, again near the clip if one is spare. Without a first pass frequencies may be others, too."""
-        before = {CHANNELS: 0.0, BOTH: 0.0} if self.verdict is None else self.verdict.evidence
-        parts, moves = self._parts, self.moves
+    def _by_layer(self, spare: int) -> Generator[FeatureMap, Values, Values]:
+        """Each layer, again near the clip if one is spare; nats (2,) for frequencies alone, and for moved channels."""
+        before = {CHANNELS: 0.0, BOTH: 0.0} if self.verdict is None else self.verdict.evidence  # or both
+        parts, moves, total = self._parts, self.moves, np.zeros(2)
         for group in np.array_split(np.arange(self._probed.layers), self._asked.groups):
             chosen = np.zeros(self._vectors.shape[1], dtype=bool)
             chosen[parts[group[0]].start : parts[group[-1]].stop] = True
@@ -190,7 +189,7 @@ class Conversation:
                 if not spare or np.linalg.norm(shift * reference.scale) < _FAR * reference.radius:
                     break
                 spare, distance = spare - 1, float(np.linalg.norm(undone * reference.scale))
-            self._nats += nats
+            total += nats
             self.layers += layer_moves(move, {place.path: place.channels for place in places})
             for layer in group:
                 own = slice(parts[layer].start - parts[group[0]].start, parts[layer].stop - parts[group[0]].start)
@@ -199,6 +198,7 @@ class Conversation:
                 self._probed.probes[layer].move(law[0], (0.5 * law[1].clamp(-_MOST_LOG, _MOST_LOG)).exp())
                 normal = torch.randn(DRAWS, *law.shape, generator=self._generator)
                 self._draws.append(law + about * normal)
+        return total
 
     def _expected_to_help(self) -> bool:
         """Whether more public records, moved layer by layer by draws from the posterior, are right with that undone."""

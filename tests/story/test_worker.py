@@ -356,7 +356,7 @@ def test_many_steps_take_no_more_memory_than_few(pool):
 )
 @pytest.mark.usefixtures("true_starts")  # of some hundred forked workers one kept none
 def test_a_step_keeps_its_memory_for_its_like_and_leaves_none_to_others():
-    """Without being told, glibc gives the memory back after each part of the sample: 1 to 3 MiB are left to return."""
+    """Without being told, glibc gives the memory back after each part of the sample: mostly 1 to 3 MiB are left."""
     with contextlib.closing(WorkerPool(settings(), workers=1)) as pool:
         large, records = source(wide(), (1, 64, 64), key="large"), np.ones((100, 1, 64, 64), np.float32)
         for _ in range(3):

@@ -310,6 +310,7 @@ def test_columns_are_not_put_back_where_flags_say_that_the_people_are_others(fla
     adaptation = _fitted((extractor, classifier, loader), curator, asks="first" if far else "all")
     conversation = adaptation.sites["curator"].run.conversation
     coded = np.array([False] * D + [True] * 4 + [False])
+    np.testing.assert_array_equal(conversation._columns._free, np.flatnonzero(~coded))
     verdict = conversation.verdict
     assert verdict.outcome == (PEOPLE if flags == "other people's" else COLUMNS)
     assert adaptation.reports[0]["outcome"] == ("kept" if flags == "other people's" else "adapted")
@@ -373,6 +374,7 @@ def test_a_table_of_codes_alone_has_no_column_that_moves(trained, monkeypatch, s
     monkeypatch.setattr(columns.Columns, "hidden", lambda own, *seen: fitted.append(law(own, *seen, seen[1].shares)))
     adaptation = _fitted(trained, _curator(_moved(_data(3000, 3))), asks="first")
     assert adaptation.sites["curator"].run.conversation.verdict.frequencies is None
+    assert adaptation.reports[0]["outcome"] == "kept"
     (moves,) = fitted
     assert (moves.moves == columns.STILL).all()
 
@@ -444,10 +446,11 @@ def test_what_leads_further_from_the_source_is_not_delivered(trained, monkeypatc
     rightly, delivered = conversation.Conversation._by_layer, []
 
     def astray(own, spare):
-        yield from rightly(own, spare)
+        nats = yield from rightly(own, spare)
         for probe in own._probed.probes:
             probe.moved.bias.data += by
         delivered.append([probe.moved.bias.clone() for probe in own._probed.probes])
+        return nats
 
     monkeypatch.setattr(conversation.Conversation, "_by_layer", astray)
     monkeypatch.setattr(conversation.Conversation, "_expected_to_help", lambda _: True)
@@ -469,8 +472,7 @@ def test_rarer_classes_are_no_errors_where_frequencies_explain_the_answers(train
     vectors = statistics_of(probed, data.images).double().numpy()
     asked = conversation.Asked(0, 1, 0, back=2, moves=(), records=1000, sigma=1.0)
     talk = conversation.Conversation(probed, vectors, data.labels.numpy(), (data.images, data.labels.numpy()), asked)
-    talk._nats = np.array([explained, 1.0])
-    looking, answered = talk._is_nearer(), None
+    looking, answered = talk._is_nearer(explained, 1.0), None
     next(looking)
     try:
         for away in ([0.1, -0.1, 0.0, 0.0, -0.15], [0.4, -0.2, -0.1, -0.1, -0.02]):  # moved, and as they were
